@@ -1,0 +1,42 @@
+# `make demo` and `make test` are complete on a fresh machine; everything else is for those who work on it.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: setup test lint types tests demo bench format clean
+.DEFAULT_GOAL := test
+
+setup: $(STAMP)
+
+# torch comes first and pinned: any other way to ask for it may bring gigabytes of CUDA to a machine without one.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+test: setup lint types tests
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+tests: setup
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -n 2
+
+demo: setup
+	$(BIN)/mass demo
+
+bench: setup
+	$(BIN)/python benchmarks/factoring.py
+	$(BIN)/python benchmarks/merge_cost.py
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

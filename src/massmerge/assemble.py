@@ -1,0 +1,137 @@
+"""Puts the parts of a finished merge together: the bundle's files, or an ordinary checkpoint."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+import massmerge
+from massmerge.bundle import BASE_WEIGHTS, FIXED, STATISTICS, write_manifest
+from massmerge.card import bundle_card, checkpoint_card
+from massmerge.heads import write_head
+from massmerge.heads.sources import write_json
+from massmerge.plan import Prepared
+from massmerge.tensorfile import (
+    TensorInfo,
+    read_bytes,
+    read_tensor,
+    tensor_bytes,
+    write_stream,
+    write_tensors,
+)
+from massmerge.workfolder import WorkFolder
+
+
+def assemble_bundle(prepared: Prepared, work: WorkFolder, fingerprint: str) -> None:
+    """Write the bundle to the work folder's result."""
+    out = work.result
+    recipe, plan = prepared.recipe, prepared.plan
+    (out / "base").mkdir()
+    _write_config(prepared, out / "base")
+    if recipe.merge.base == "copy":
+        _write_base(prepared, out / BASE_WEIGHTS)
+    _copy_processor(prepared, out / "processor")
+    for position, task in enumerate(recipe.tasks):
+        folder = out / "tasks" / task.name
+        folder.mkdir(parents=True)
+        _write_task(prepared, work, position, folder)
+        write_head(folder, prepared.heads[task.name])
+    _write_statistics(prepared, work, out / STATISTICS)
+    if recipe.router.first_pass == "fixed":
+        _write_fixed(prepared, work, out / FIXED)
+    (out / "recipe.yaml").write_text(recipe.dump(), encoding="utf-8")
+    ranks = _ranks(prepared, work)
+    (out / "README.md").write_text(bundle_card(prepared, ranks), encoding="utf-8")
+    tasks = [
+        {"name": t.name, "source": t.source, "revision": t.revision, "form": t.form, "head": t.head} for t in plan.tasks
+    ]
+    base = {"class": plan.base_class, "source": plan.base, "revision": plan.base_revision, "bytes": plan.sizes.base}
+    write_manifest(out, {**_common(prepared, fingerprint), "base": base, "tasks": tasks, "ranks": ranks})
+
+
+def assemble_checkpoint(prepared: Prepared, work: WorkFolder, fingerprint: str) -> None:
+    """Write a static merge as an ordinary Hugging Face folder."""
+    out = work.result
+    _write_config(prepared, out)
+    merged = {t.name: work.header(i)["merged"] for i, t in enumerate(prepared.plan.tensors) if t.in_base}
+    infos = {name: prepared.base.info(name) for name in sorted(prepared.base.slots)}
+    data = (read_bytes(merged[name]) if name in merged else tensor_bytes(prepared.base.read(name)) for name in infos)
+    write_stream(out / "model.safetensors", infos, data)
+    _copy_processor(prepared, out)
+    (out / "mass_recipe.yaml").write_text(prepared.recipe.dump(), encoding="utf-8")
+    (out / "README.md").write_text(checkpoint_card(prepared), encoding="utf-8")
+    write_manifest(out, _common(prepared, fingerprint))
+
+
+def _common(prepared: Prepared, fingerprint: str) -> dict[str, object]:
+    return {
+        "tool": f"massmerge {massmerge.__version__}",
+        "method": prepared.recipe.merge.method,
+        "fingerprint": fingerprint,
+    }
+
+
+def _write_config(prepared: Prepared, folder: Path) -> None:
+    skeleton = prepared.base.skeleton
+    config = json.loads(skeleton.config.to_json_string(use_diff=False)) | {"architectures": [skeleton.class_name]}
+    config.pop("_name_or_path", None)
+    write_json(folder / "config.json", config)
+
+
+def _write_base(prepared: Prepared, path: Path) -> None:
+    """The base under module names, which `from_pretrained` reads as well as the names of older versions."""
+    infos = {name: prepared.base.info(name) for name in sorted(prepared.base.slots)}
+    write_stream(path, infos, (tensor_bytes(prepared.base.read(name)) for name in infos))
+
+
+def _copy_processor(prepared: Prepared, folder: Path) -> None:
+    if prepared.processor:
+        folder.mkdir(exist_ok=True)
+    for name, path in sorted(prepared.processor.items()):
+        shutil.copyfile(path, folder / name)
+
+
+def _write_task(prepared: Prepared, work: WorkFolder, position: int, folder: Path) -> None:
+    """One task's factors and whole tensors, streamed from the parts."""
+    infos: dict[str, TensorInfo] = {}
+    for index, tensor in enumerate(prepared.plan.tensors):
+        header = work.header(index)
+        for part in ("u", "s", "v"):
+            if f"{position}.{part}" in header:
+                infos[f"{tensor.name}.{part}"] = header[f"{position}.{part}"]
+        if f"{position}.whole" in header:
+            infos[tensor.name] = header[f"{position}.whole"]
+    write_stream(folder / "factors.safetensors", infos, (read_bytes(info) for info in infos.values()))
+
+
+def _matrix_headers(prepared: Prepared, work: WorkFolder) -> Iterator[tuple[str, dict[str, TensorInfo]]]:
+    for index, tensor in enumerate(prepared.plan.tensors):
+        if tensor.matrix is not None:
+            yield tensor.name, work.header(index)
+
+
+def _ranks(prepared: Prepared, work: WorkFolder) -> dict[str, list[int]]:
+    count = len(prepared.recipe.tasks)
+    return {
+        name: [header[f"{i}.s"].shape[0] if f"{i}.s" in header else 0 for i in range(count)]
+        for name, header in _matrix_headers(prepared, work)
+    }
+
+
+def _write_statistics(prepared: Prepared, work: WorkFolder, path: Path) -> None:
+    """A row for each matrix, in the order of the manifest's `ranks`."""
+    rows = [header for _, header in _matrix_headers(prepared, work)]
+    names = ("norm", "energy", "cosine", "accepted")
+    count = len(prepared.recipe.tasks)
+    stacked = {n: [read_tensor(header[n]) for header in rows] for n in names}
+    write_tensors(path, {n: torch.stack(v) if v else torch.zeros(0, count) for n, v in stacked.items()})
+
+
+def _write_fixed(prepared: Prepared, work: WorkFolder, path: Path) -> None:
+    """The core matrices: with the tasks' factors they are the fixed model."""
+    infos = {name: header["core"] for name, header in _matrix_headers(prepared, work) if "core" in header}
+    write_stream(path, infos, (read_bytes(info) for info in infos.values()))

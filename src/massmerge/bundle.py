@@ -1,0 +1,189 @@
+"""The folder that a merge writes and everything else reads: manifest, checksums, versions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from torch import Tensor
+
+from massmerge.errors import InputError, listing
+from massmerge.linalg import Factors
+from massmerge.recipe import Recipe
+from massmerge.tensorfile import TensorInfo, read_header, read_tensor
+
+FORMAT_VERSION = 1
+MANIFEST = "mass.json"
+STATISTICS = "statistics.safetensors"
+FIXED = "fixed.safetensors"
+BASE_WEIGHTS = "base/model.safetensors"
+_CHUNK = 1 << 20
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def write_manifest(folder: Path, data: dict[str, Any]) -> None:
+    """Write the manifest of a complete folder, with size and SHA-256 of every file in it."""
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    files = {p.relative_to(folder).as_posix(): {"bytes": p.stat().st_size, "sha256": file_sha256(p)} for p in paths}
+    text = json.dumps({"format_version": FORMAT_VERSION, **data, "files": files}, ensure_ascii=False, indent=None)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a folder that `mass merge` wrote.
+
+    Raises:
+        InputError: there is none, it is damaged, of a newer version, or names files outside of the folder.
+    """
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder.")
+    if not path.is_file():
+        raise InputError(f"{folder}: not a bundle (no {MANIFEST} in it). `mass merge recipe.yaml {folder}` makes one.")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        version, files = data["format_version"], data["files"]
+        sizes = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: damaged ({error!r}). Merge again, or copy the bundle again.") from None
+    if not isinstance(version, int) or version > FORMAT_VERSION or version < 1:
+        raise InputError(
+            f"{path}: has format version {version}, this massmerge reads up to {FORMAT_VERSION}. "
+            "`pip install -U massmerge` gets a newer one."
+        )
+    for name in sizes:
+        parts = PurePosixPath(name)
+        inside = (folder / name).resolve().is_relative_to(folder.resolve())
+        if parts.is_absolute() or ".." in parts.parts or "\\" in name or not inside:
+            raise InputError(f"{path}: names {name!r}, which is outside of the bundle. Do not use this bundle.")
+    return data
+
+
+@dataclass(frozen=True)
+class BundleTask:
+    """A task as the manifest describes it."""
+
+    name: str
+    source: str
+    revision: str | None
+    form: str
+    head: str
+    labels: tuple[str, ...] | None
+
+
+class Bundle:
+    """A bundle on disk.
+
+    Args:
+        path: the folder.
+        check: whether every file's checksum is compared with the manifest's.
+
+    Raises:
+        InputError: not a bundle, or damaged.
+    """
+
+    def __init__(self, path: str | Path, *, check: bool = True) -> None:
+        self.path = Path(path)
+        self.manifest = read_manifest(self.path)
+        if self.manifest.get("method") != "mass":
+            raise InputError(
+                f"{path}: a {self.manifest.get('method')} merge, which is an ordinary checkpoint and no bundle. "
+                f"Load it with transformers: AutoModel.from_pretrained({str(path)!r})."
+            )
+        faults = self.damage() if check else []
+        if faults:
+            raise InputError(f"{path}: damaged:{listing(faults)}\n  Merge again, or copy the bundle again.")
+
+    def damage(self, progress: Callable[[str], None] = lambda name: None) -> list[str]:
+        """Files that are not what the manifest says, by size and SHA-256; `progress` hears each name."""
+        faults = []
+        for name, entry in self.manifest["files"].items():
+            progress(name)
+            path = self.path / name
+            if not path.is_file():
+                faults.append(f"{name}: missing")
+            elif path.stat().st_size != entry["bytes"]:
+                faults.append(f"{name}: {path.stat().st_size} bytes, should be {entry['bytes']}")
+            elif file_sha256(path) != entry["sha256"]:
+                faults.append(f"{name}: its bytes have changed (SHA-256 differs)")
+        return faults
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The recipe that the bundle was made by."""
+        return Recipe.load(self.path / "recipe.yaml")
+
+    @cached_property
+    def tasks(self) -> list[BundleTask]:
+        """The tasks, in order."""
+        return [
+            BundleTask(**{**task, "labels": self._labels(task["name"])})  # labels have a file of their own
+            for task in self.manifest["tasks"]
+        ]
+
+    def _labels(self, task: str) -> tuple[str, ...] | None:
+        path = self.path / "tasks" / task / "labels.json"
+        return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+    @property
+    def ranks(self) -> dict[str, list[int]]:
+        """For each factored matrix, the rank kept for each task in order (0: the task leaves it as it is)."""
+        return dict(self.manifest["ranks"])
+
+    @cached_property
+    def headers(self) -> dict[str, dict[str, TensorInfo]]:
+        """For each task, the tensors of its factors file."""
+        return {t.name: read_header(self.path / "tasks" / t.name / "factors.safetensors") for t in self.tasks}
+
+    def factors(self, task: str, tensor: str) -> Factors | None:
+        """A task's factors of one matrix; none where it leaves the base as it is."""
+        header = self.headers[task]
+        if f"{tensor}.s" not in header:
+            return None
+        return Factors(*(read_tensor(header[f"{tensor}.{part}"]) for part in "usv"))
+
+    def whole(self, task: str, tensor: str) -> Tensor | None:
+        """A task's own value of a tensor without factors; none where it leaves the base as it is."""
+        info = self.headers[task].get(tensor)
+        return None if info is None else read_tensor(info)
+
+    @cached_property
+    def statistics(self) -> dict[str, Tensor]:
+        """Norms, kept energy, cosines and the filter's choice, a row for each matrix of `ranks`."""
+        header = read_header(self.path / STATISTICS)
+        return {name: read_tensor(info) for name, info in header.items()}
+
+    def bytes_of(self, prefix: str) -> int:
+        """Bytes of the files whose path starts so."""
+        return sum(int(e["bytes"]) for name, e in self.manifest["files"].items() if name.startswith(prefix))
+
+    @property
+    def base_bytes(self) -> int:
+        """Bytes of the base's weights, in the bundle or where it refers to."""
+        return int(self.manifest["base"]["bytes"])
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of heads and label names, which no budget counts."""
+        heads = [f"tasks/{t.name}/{part}" for t in self.tasks for part in ("head/", "labels.json")]
+        return sum(self.bytes_of(prefix) for prefix in heads)
+
+    @property
+    def counted_bytes(self) -> int:
+        """Bytes of everything but heads, the manifest included."""
+        manifest = (self.path / MANIFEST).stat().st_size
+        by_reference = 0 if BASE_WEIGHTS in self.manifest["files"] else self.base_bytes
+        return manifest + self.bytes_of("") - self.head_bytes + by_reference

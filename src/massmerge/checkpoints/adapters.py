@@ -1,0 +1,205 @@
+"""LoRA adapters as experts: the update is used as the two thin matrices that it is."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from massmerge.checkpoints.backbone import Base, infer_task_model, load_config, split
+from massmerge.checkpoints.experts import HeadParts, LowRank
+from massmerge.checkpoints.skeleton import Reading, Skeleton, Slot, build
+from massmerge.checkpoints.sources import Source
+from massmerge.checkpoints.stores import Store
+from massmerge.errors import InputError, listing
+from massmerge.tensorfile import TensorInfo
+
+ADAPTER_CONFIG = "adapter_config.json"
+# Options under which the update is not `base + scale · B A`, or the base's own weights were changed.
+_OTHER_KINDS = (
+    "use_dora", "use_qalora", "use_bdlora", "lora_bias", "layer_replication", "target_parameters", "megatron_config",
+    "trainable_token_indices", "alora_invocation_tokens", "arrow_config", "kasa_config", "monteclora_config",
+)  # fmt: skip
+# These start from a base whose weights were replaced by what the adapter leaves over.
+_CHANGED_BASE = re.compile(r"pissa|olora|corda|loftq|lora_ga")
+
+
+@dataclass(frozen=True)
+class LoraPair:
+    """Where the two matrices of one updated tensor lie, and the factor on their product."""
+
+    b: str
+    a: str
+    scale: float
+    embedding: bool = False
+
+
+@dataclass(frozen=True)
+class AdapterExpert:
+    """A PEFT adapter: LoRA or rsLoRA, with what it saved whole."""
+
+    source: Source
+    skeleton: Skeleton
+    store: Store
+    pairs: dict[str, LoraPair]
+    whole: dict[str, Reading]
+    head: HeadParts | None
+    slots: Mapping[str, Slot]
+    warnings: list[str] = field(default_factory=list)
+
+    def names(self) -> set[str]:
+        """The tensors that the adapter updates or replaces."""
+        return set(self.pairs) | set(self.whole)
+
+    def rank_limit(self, name: str) -> int | None:
+        """The adapter's rank at that tensor."""
+        pair = self.pairs.get(name)
+        return None if pair is None else min(self.store.infos[pair.a].shape[0], *_matrix(self.slots[name]))
+
+    def read(self, name: str) -> Tensor | LowRank:
+        """The two matrices, or the tensor that the adapter saved whole."""
+        if name in self.whole:
+            return self.whole[name].read(self.store, self.skeleton.config)
+        pair = self.pairs[name]
+        a, b = self.store.read(pair.a).float(), self.store.read(pair.b).float() * pair.scale
+        if pair.embedding:  # stored for the transposed weight: A (r, rows), B (columns, r)
+            return LowRank(a.mT.contiguous(), b.mT.contiguous())
+        return LowRank(b.flatten(1), a.flatten(1))
+
+
+def _matrix(slot: Slot) -> tuple[int, int]:
+    assert slot.matrix is not None
+    return slot.matrix
+
+
+def is_adapter(source: Source) -> bool:
+    """Whether the source is an adapter's folder."""
+    return source.file(ADAPTER_CONFIG) is not None
+
+
+def open_adapter(source: Source, base: Base) -> AdapterExpert:
+    """An adapter's folder as an expert of the base.
+
+    Raises:
+        InputError: it is of a kind that is no plain low-rank update, or was made for another base; all of it is listed.
+    """
+    config = source.json(ADAPTER_CONFIG) or {}
+    _refuse_other_kinds(config)
+    store = source.store("adapter_model", "adapter_model")
+    plain = {key: _plain_name(key) for key in store.infos}
+    whole = {name: store.infos[key] for key, name in plain.items() if not _lora_part(name)}
+    skeleton = _task_skeleton(source, config, base, whole, plain)
+    parts = split(skeleton, base.skeleton)
+    pairs, complaints = _find_pairs(config, plain, skeleton, parts.backbone, base, store)
+    match = skeleton.match(whole)
+    keys = {name: key for key, name in plain.items()}
+    readings = {
+        name: Reading((keys[reading.keys[0]],), reading.info)
+        for name, reading in match.readings.items()
+        if name not in match.mismatched
+    }
+    complaints += [f"{name}: not in a {skeleton.class_name}" for name in match.unexpected]
+    complaints += [f"{name}: {a} in the adapter, {b} in the base" for name, (a, b) in match.mismatched.items()]
+    if complaints:
+        raise InputError(
+            f"made for another base ({config.get('base_model_name_or_path')}): these modules are missing or differ:"
+            f"{listing(complaints, 200)}"
+        )
+    if not pairs:
+        raise InputError(f"{source.text}: holds no LoRA matrices.")
+    head = {name: readings[name] for name in parts.head if name in readings}
+    absent = [name for name in parts.head if name not in readings]
+    warnings = [f"its head is not in the adapter (modules_to_save):{listing(absent)}"] if absent else []
+    inside = {parts.backbone[name]: r for name, r in readings.items() if name in parts.backbone}
+    found = HeadParts(skeleton, store, head) if head and not absent else None
+    return AdapterExpert(source, skeleton, store, pairs, inside, found, base.slots, warnings)
+
+
+def _refuse_other_kinds(config: dict[str, Any]) -> None:
+    kind = str(config.get("peft_type", "unknown"))
+    if kind != "LORA":
+        raise InputError(f"is a {kind} adapter; only LoRA and rsLoRA are low-rank updates. Merge it into a full model.")
+    used = [option for option in _OTHER_KINDS if config.get(option)]
+    start = str(config.get("init_lora_weights", True))
+    if _CHANGED_BASE.search(start):
+        used.append(f"init_lora_weights: {start}")
+    if used:
+        kinds = "DoRA" if used == ["use_dora"] else f"LoRA with {', '.join(used)}"
+        raise InputError(f"is a {kinds} adapter, which is no plain low-rank update. Merge it into a full model.")
+
+
+def _plain_name(key: str) -> str:
+    """A name in an adapter's file as a name in the model that was wrapped."""
+    for wrapper in (".modules_to_save", ".base_layer", ".default"):
+        key = key.replace(f"{wrapper}.", ".")
+    return key.removeprefix("base_model.model.")
+
+
+def _lora_part(name: str) -> re.Match[str] | None:
+    return re.fullmatch(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<letter>[AB])(\.weight)?", name)
+
+
+def _task_skeleton(
+    source: Source, config: dict[str, Any], base: Base, whole: Mapping[str, TensorInfo], plain: Mapping[str, str]
+) -> Skeleton:
+    """The model that was wrapped: by the folder's config.json, by the adapter's own word, or by what it saved."""
+    if source.file("config.json") is not None:
+        own = load_config(source)
+        return build(own, (own.architectures or [None])[0])
+    modules = {m["module"] + ".weight" for m in map(_lora_part, plain.values()) if m}
+    names = {**whole, **dict.fromkeys(modules, TensorInfo((), next(iter(base.readings.values())).info.dtype))}
+    said = (config.get("auto_mapping") or {}).get("base_model_class")
+    return infer_task_model(base, names, [said] if said else [])[0]
+
+
+def _find_pairs(
+    config: dict[str, Any],
+    plain: Mapping[str, str],
+    skeleton: Skeleton,
+    backbone: Mapping[str, str],
+    base: Base,
+    store: Store,
+) -> tuple[dict[str, LoraPair], list[str]]:
+    """The LoRA matrices under the base's names, and what does not fit the base."""
+    found: dict[str, dict[str, str]] = {}
+    for key, name in plain.items():
+        if part := _lora_part(name):
+            found.setdefault(part["module"], {})[part["letter"]] = key
+    targets = skeleton.rename(f"{module}.weight" for module in found)
+    pairs: dict[str, LoraPair] = {}
+    complaints: list[str] = []
+    for module, keys in found.items():
+        target = skeleton.canonical.get(targets[f"{module}.weight"][0])
+        slot = base.slots.get(backbone.get(target or "", ""))
+        if keys.keys() != {"A", "B"}:
+            complaints.append(f"{module}: only one of its two matrices is there")
+        elif slot is None or slot.matrix is None:
+            complaints.append(f"{module}: not in the base's {base.skeleton.class_name}")
+        else:
+            pair = LoraPair(keys["B"], keys["A"], _scale(config, module, store, keys["A"]), "embedding_A" in keys["A"])
+            shape = _update_shape(pair, store)
+            if shape == slot.matrix:
+                pairs[slot.name] = pair
+            else:
+                complaints.append(f"{module}: updates a {shape} matrix, the base's is {slot.matrix}")
+    return pairs, complaints
+
+
+def _update_shape(pair: LoraPair, store: Store) -> tuple[int, int]:
+    rows, columns = store.infos[pair.b].shape[0], math.prod(store.infos[pair.a].shape[1:])
+    return (columns, rows) if pair.embedding else (rows, columns)
+
+
+def _scale(config: dict[str, Any], module: str, store: Store, a: str) -> float:
+    """`alpha / r`, or `alpha / sqrt(r)` with rsLoRA; alpha may differ from module to module."""
+    rank = store.infos[a].shape[0]
+    alpha = float(config.get("lora_alpha", 8))
+    for pattern, value in (config.get("alpha_pattern") or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            alpha = float(value)
+            break
+    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank

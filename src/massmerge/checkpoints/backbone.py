@@ -1,0 +1,213 @@
+"""The base, and how a task's model is split into backbone and head by the model class itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, Slot, build
+from massmerge.checkpoints.sources import Source
+from massmerge.checkpoints.stores import Store
+from massmerge.errors import InputError, listing
+from massmerge.tensorfile import TensorInfo
+
+# Fields of a configuration that may differ between base and expert without changing what the weights compute.
+_HARMLESS = {
+    "architectures", "dtype", "torch_dtype", "id2label", "label2id", "num_labels", "problem_type", "transformers_version",
+    "_name_or_path", "_commit_hash", "finetuning_task", "use_cache", "classifier_dropout", "hidden_dropout_prob",
+    "attention_probs_dropout_prob", "attention_dropout", "dropout", "seq_classif_dropout", "classifier_activation",
+    "classifier_bias", "classifier_pooling", "initializer_factor", "initializer_range", "pad_token_id", "bos_token_id",
+    "eos_token_id", "return_dict", "output_attentions", "output_hidden_states", "tie_word_embeddings", "summary_type",
+    "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout", "embd_pdrop",
+    "attn_pdrop", "resid_pdrop", "dropout_rate", "mlp_dropout", "embedding_dropout", "drop_path_rate",
+    "task_specific_params", "_attn_implementation_autoset", "sparse_prediction", "sparse_pred_ignore_index",
+}  # fmt: skip
+# Classes tried for weights that come without a configuration of their own.
+_TASK_CLASSES = (
+    modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
+
+
+@dataclass(frozen=True)
+class Base:
+    """The pretrained backbone: its skeleton, and where each of its tensors is read."""
+
+    source: Source
+    skeleton: Skeleton
+    store: Store
+    readings: dict[str, Reading]
+
+    def read(self, name: str) -> Tensor:
+        """A tensor under its module name."""
+        return self.readings[name].read(self.store, self.skeleton.config)
+
+    def info(self, name: str) -> TensorInfo:
+        """Shape and dtype of a tensor."""
+        return self.readings[name].info
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        """The tensors that the base really has."""
+        return {name: slot for name, slot in self.skeleton.slots.items() if name in self.readings}
+
+
+@dataclass(frozen=True)
+class Split:
+    """A task's model divided: names in the task's model to names in the backbone, and the names of the head."""
+
+    backbone: dict[str, str]
+    head: tuple[str, ...]
+    extra: tuple[str, ...]
+    """Tensors inside the backbone that the base's class does not have: an expert with more layers, say."""
+
+
+def load_config(source: Source) -> PretrainedConfig:
+    """The configuration of a Hugging Face folder."""
+    path = source.file("config.json")
+    if path is None:
+        raise InputError(f"{source.text}: has no config.json, so it is not a Hugging Face model folder.")
+    try:
+        return AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"{path}: transformers cannot read this configuration ({reason}).") from None
+
+
+def open_base(source: Source) -> Base:
+    """The base with all of what `AutoModel` would load; a head that it carries is left behind."""
+    if source.is_file:
+        raise InputError(
+            f"{source.text}: a base must be a Hugging Face folder or hub id; a lone file has no config.json."
+        )
+    skeleton = build(load_config(source))
+    store = source.store()
+    match = skeleton.match(store.infos)
+    if not match.readings:
+        raise InputError(f"{source.text}: its weights are not those of a {skeleton.class_name}.")
+    if match.mismatched:
+        raise InputError(f"{source.text}: weights and config.json do not agree:{shape_listing(match.mismatched)}")
+    return Base(source, skeleton, store, match.readings)
+
+
+def shape_listing(shapes: Mapping[str, tuple[object, object]]) -> str:
+    """Names with two shapes side by side, for an error."""
+    return listing((f"{name}: {a} against {b}" for name, (a, b) in shapes.items()), most=200)
+
+
+def narrow(base: Base, expert: Skeleton) -> Base:
+    """The part of the base that an expert is a version of.
+
+    Most often that is all of it. An expert of CLIP's vision tower, given a whole CLIP model as base, asks for the tower.
+    """
+    if expert.submodule(type(base.skeleton.model)) is not None or _holds(expert, base.skeleton):
+        return base
+    for module in expert.model.modules():
+        if not isinstance(module, PreTrainedModel):
+            continue
+        prefix = base.skeleton.submodule(type(module))
+        if prefix:
+            part = build(module.config, type(module).__name__)
+            readings = {
+                part.canonical[name.removeprefix(prefix)]: reading
+                for name, reading in base.readings.items()
+                if name.startswith(prefix) and name.removeprefix(prefix) in part.canonical
+            }
+            return Base(base.source, part, base.store, readings)
+    raise InputError(
+        f"is a {expert.class_name}, which has no {base.skeleton.class_name} in it; the base is a "
+        f"{base.skeleton.class_name}. An expert must be fine-tuned from the recipe's base."
+    )
+
+
+def _holds(expert: Skeleton, base: Skeleton) -> bool:
+    """Whether every tensor of the base has its namesake in the expert (T5 with a language head has no T5Model inside)."""
+    return all(name in expert.canonical for name in base.slots)
+
+
+def split(expert: Skeleton, base: Skeleton) -> Split:
+    """Divide a task's model into the base's backbone and the rest, its head."""
+    prefix = expert.submodule(type(base.model)) or ""
+    children = {name for name, _ in base.model.named_children()}
+    backbone: dict[str, str] = {}
+    head: list[str] = []
+    extra: list[str] = []
+    for slot in expert.slots.values():
+        names = [n.removeprefix(prefix) for n in (slot.name, *slot.aliases) if n.startswith(prefix)]
+        inside = next((base.canonical[n] for n in names if n in base.canonical), None)
+        if inside is not None:
+            backbone[slot.name] = inside
+        elif any(name.partition(".")[0] in children for name in names):
+            extra.append(slot.name)
+        else:
+            head.append(slot.name)
+    return Split(backbone, tuple(head), tuple(extra))
+
+
+def config_differences(expert: PretrainedConfig, base: PretrainedConfig) -> list[str]:
+    """Fields that differ and could change what the same weights compute."""
+    ours, theirs = base.to_dict(), expert.to_dict()
+    return [
+        f"{key}: {theirs[key]!r} against the base's {ours[key]!r}"
+        for key in sorted(ours.keys() & theirs.keys() - _HARMLESS)
+        if ours[key] != theirs[key]
+    ]
+
+
+def label_slots(config: PretrainedConfig, class_name: str) -> dict[str, int]:
+    """Tensors whose size depends on the number of labels, with the dimension that does."""
+    wider = type(config).from_dict(config.to_dict())
+    wider.num_labels = config.num_labels + 1
+    ours, theirs = build(config, class_name).slots, build(wider, class_name).slots
+    return {
+        name: next(d for d, (a, b) in enumerate(zip(slot.shape, theirs[name].shape, strict=True)) if a != b)
+        for name, slot in ours.items()
+        if slot.shape != theirs[name].shape
+    }
+
+
+def infer_task_model(
+    base: Base, infos: Mapping[str, TensorInfo], candidates: Iterable[str] = ()
+) -> tuple[Skeleton, Match]:
+    """The task model that weights without a configuration belong to: the class, and the number of labels it must have.
+
+    Args:
+        base: the recipe's base, whose configuration the task model shares.
+        infos: names and shapes in the file.
+        candidates: class names to try first.
+    """
+    config = base.skeleton.config
+    names = [*candidates, *_task_classes(config)]
+    best: tuple[Skeleton, Match] | None = None
+    for class_name in dict.fromkeys([base.skeleton.class_name, *names]):
+        skeleton = _with_labels(config, class_name, infos)
+        match = skeleton.match(infos)
+        if best is None or len(match.unexpected) < len(best[1].unexpected):
+            best = skeleton, match
+    assert best is not None
+    return best
+
+
+def _task_classes(config: PretrainedConfig) -> list[str]:
+    found = (mapping.get(config.model_type) for mapping in _TASK_CLASSES)
+    names = [name for entry in found if entry for name in ([entry] if isinstance(entry, str) else entry)]
+    return [name for name in names if hasattr(transformers, name)]
+
+
+def _with_labels(config: PretrainedConfig, class_name: str, infos: Mapping[str, TensorInfo]) -> Skeleton:
+    """The class with as many labels as the file's head has rows."""
+    skeleton = build(config, class_name)
+    slots = label_slots(config, class_name)
+    for key, (target, _) in skeleton.rename(infos).items():
+        if target in slots and len(infos[key].shape) > slots[target]:
+            resized = type(config).from_dict(config.to_dict())
+            resized.num_labels = infos[key].shape[slots[target]]
+            return build(resized, class_name)
+    return skeleton

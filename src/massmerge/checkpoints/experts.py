@@ -1,0 +1,178 @@
+"""One fine-tuned version of the base, as a merge sees it: what it changes in each tensor, and its head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from massmerge.checkpoints.backbone import (
+    Base,
+    Split,
+    config_differences,
+    infer_task_model,
+    load_config,
+    shape_listing,
+    split,
+)
+from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, build
+from massmerge.checkpoints.sources import Source
+from massmerge.checkpoints.stores import Store
+from massmerge.errors import InputError, listing
+
+_ALL = 200  # "every tensor that differs": cut only where a terminal would drown
+
+
+class LowRank(NamedTuple):
+    """A delta given as a product: `b (m, r) @ a (r, n)`, in the matrix view of the tensor."""
+
+    b: Tensor
+    a: Tensor
+
+
+@dataclass(frozen=True)
+class HeadParts:
+    """The tensors of a task's model that are not the backbone's, with the class that runs them."""
+
+    skeleton: Skeleton
+    store: Store
+    readings: dict[str, Reading]
+
+    def read(self, name: str) -> Tensor:
+        """A tensor of the head, under its name in the task's model."""
+        return self.readings[name].read(self.store, self.skeleton.config)
+
+
+class Expert(Protocol):
+    """What a merge asks of an expert, whatever it was stored as."""
+
+    @property
+    def source(self) -> Source:
+        """Where it comes from."""
+        ...
+
+    @property
+    def head(self) -> HeadParts | None:
+        """Its head, if it carries one."""
+        ...
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a person should know before it is merged."""
+        ...
+
+    def names(self) -> set[str]:
+        """The base's tensors that the expert may change, and tensors that it adds to them."""
+        ...
+
+    def rank_limit(self, name: str) -> int | None:
+        """The rank of the expert's delta if it is known beforehand; none for a full fine-tune."""
+        ...
+
+    def read(self, name: str) -> Tensor | LowRank:
+        """The expert's tensor, or its delta as a product of two thin matrices."""
+        ...
+
+
+@dataclass(frozen=True)
+class FullExpert:
+    """A whole checkpoint."""
+
+    source: Source
+    skeleton: Skeleton
+    store: Store
+    readings: dict[str, Reading]
+    head: HeadParts | None
+    warnings: list[str] = field(default_factory=list)
+
+    def names(self) -> set[str]:
+        """Every tensor of the backbone that the expert's class has."""
+        return set(self.readings)
+
+    def rank_limit(self, name: str) -> int | None:
+        """Not known: a full fine-tune may change anything."""
+        return None
+
+    def read(self, name: str) -> Tensor:
+        """The fine-tuned tensor; names tied to it in the file must agree."""
+        reading = self.readings[name]
+        tensor = reading.read(self.store, self.skeleton.config)
+        for other in reading.also:
+            if not tensor.equal(self.store.read(other)):
+                raise InputError(
+                    f"{self.source.text}: {reading.keys[0]} and {other} are one tensor in a {self.skeleton.class_name} "
+                    "but hold different values. Save the expert with tied weights."
+                )
+        return tensor
+
+
+def task_skeleton(source: Source, base: Base) -> tuple[Skeleton, Store, Match]:
+    """The task's model class and what the expert's files give it."""
+    store = source.store()
+    if source.is_file or source.file("config.json") is None:
+        skeleton, match = infer_task_model(base, store.infos)
+        return skeleton, store, match
+    config = load_config(source)
+    skeleton = build(config, (config.architectures or [None])[0])
+    return skeleton, store, skeleton.match(store.infos)
+
+
+def open_full_expert(source: Source, base: Base) -> FullExpert:
+    """A full checkpoint as an expert of the base.
+
+    Raises:
+        InputError: it is no version of the base; every tensor that differs is listed.
+    """
+    skeleton, store, match = task_skeleton(source, base)
+    parts = split(skeleton, base.skeleton)
+    _refuse_differences(skeleton, match, parts, base)
+    readings = {parts.backbone[name]: r for name, r in match.readings.items() if name in parts.backbone}
+    head = {name: match.readings[name] for name in parts.head}
+    differences = config_differences(_backbone_config(skeleton, base), base.skeleton.config)
+    warnings = [f"its configuration differs from the base's:{listing(differences)}"] if differences else []
+    own = [name for name in readings if name not in base.readings]
+    if own:
+        warnings.append(f"the base has no such tensor, so the expert's is kept whole:{listing(own)}")
+    return FullExpert(source, skeleton, store, readings, HeadParts(skeleton, store, head) if head else None, warnings)
+
+
+def _backbone_config(skeleton: Skeleton, base: Base) -> PretrainedConfig:
+    path = skeleton.submodule(type(base.skeleton.model))
+    return skeleton.model.get_submodule(path.rstrip(".")).config if path else skeleton.config
+
+
+def _refuse_differences(skeleton: Skeleton, match: Match, parts: Split, base: Base) -> None:
+    """One error with everything in which an expert's weights are not those of a fine-tuned base."""
+    resized = {n: (a, b) for n, (a, b) in match.mismatched.items() if n in parts.head}
+    if resized:
+        raise InputError(
+            f"its head's size does not match the {skeleton.config.num_labels} labels of its config.json "
+            f"(shape in the file, shape by config.json):{shape_listing(resized)}\n"
+            "  Correct id2label in the expert's config.json."
+        )
+    slots, ours = skeleton.slots, base.skeleton.slots
+    shapes = {n: match.readings[n].info.shape if n in match.readings else slots[n].shape for n in parts.backbone}
+    different = {b: (shapes[n], ours[b].shape) for n, b in parts.backbone.items() if shapes[n] != ours[b].shape}
+    covered = set(parts.backbone.values())
+    complaints = {
+        "these differ in shape (expert against base)": shape_listing(different),
+        "the expert lacks": listing(match.missing, _ALL),
+        # An expert may do without what lies behind the blocks, such as a pooler, but not without a block.
+        "the base has these, the expert does not": listing(
+            (n for n in base.slots if n not in covered and any(part.isdigit() for part in n.split("."))), _ALL
+        ),
+        "the expert has these, the base does not": listing(parts.extra, _ALL),
+        f"the expert has these, its class {skeleton.class_name} does not": listing(match.unexpected, _ALL),
+    }
+    found = [f"{title}:{rows}" for title, rows in complaints.items() if rows]
+    if different and all(ours[n].kind == "embedding" and _other_rows(s) for n, s in different.items()):
+        found.append("The vocabulary has another size: resize the expert's embeddings to the base's.")
+    if found:
+        raise InputError("not a fine-tuned version of the base: " + "\n  ".join(found))
+
+
+def _other_rows(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
+    """Whether two embeddings differ in the number of their rows only."""
+    return shapes[0][1:] == shapes[1][1:]

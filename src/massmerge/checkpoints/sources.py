@@ -1,0 +1,149 @@
+"""Where a base, an expert or a head comes from: a folder, a file, or a hub id with an optional revision."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from massmerge.checkpoints.stores import HeaderStore, Store, open_file, open_folder
+from massmerge.errors import InputError
+from massmerge.tensorfile import DTYPES, TensorInfo
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(@[\w./-]+)?")
+_SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
+PROCESSOR_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
+    "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "chat_template.jinja",
+    "preprocessor_config.json", "processor_config.json", "image_processor_config.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Source:
+    """A place that weights come from, found but not read."""
+
+    text: str
+    path: Path | None = None
+    """The folder or file on this machine; none for a hub repository of which only headers were fetched."""
+    revision: str | None = None
+    """The hub's commit, so that a bundle says what it was made from."""
+    remote: dict[str, Path] = field(default_factory=dict)
+    """Small files fetched from a repository that has not been downloaded."""
+
+    @property
+    def is_file(self) -> bool:
+        """Whether this is a single state-dict file, without a configuration of its own."""
+        return self.path is not None and self.path.is_file()
+
+    def file(self, name: str) -> Path | None:
+        """A file of the folder, or none."""
+        if self.path is None:
+            return self.remote.get(name)
+        path = self.path / name
+        return path if self.path.is_dir() and path.is_file() else None
+
+    def json(self, name: str) -> dict[str, Any] | None:
+        """A JSON file of the folder as a dictionary, or none."""
+        path = self.file(name)
+        if path is None:
+            return None
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InputError(f"{path}: not valid JSON ({error}). Download or save it again.") from None
+        if not isinstance(data, dict):
+            raise InputError(f"{path}: holds no JSON object. Download or save it again.")
+        return data
+
+    def store(self, stem: str = "model", pickle_stem: str = "pytorch_model") -> Store:
+        """The tensors: of the file, of the folder's weights, or the headers of a hub repository."""
+        if self.path is None:
+            return _remote_headers(self.text, f"{stem}.safetensors")
+        return open_file(self.path) if self.path.is_file() else open_folder(self.path, stem, pickle_stem)
+
+    def files(self) -> list[Path]:
+        """Every file of the source that matters, for telling whether it has changed."""
+        if self.path is None:
+            return []
+        if self.path.is_file():
+            return [self.path]
+        kinds = (".safetensors", ".bin", ".json")
+        return sorted(p for p in self.path.iterdir() if p.suffix in kinds and p.is_file())
+
+
+def find_source(text: str, relative_to: Path, *, download: bool) -> Source:
+    """Find what a recipe names.
+
+    Args:
+        text: a path, absolute or relative to the recipe, or a hub id such as `me/model` or `me/model@revision`.
+        relative_to: the recipe's folder.
+        download: whether a hub repository's weights are fetched, or only its configuration and headers.
+
+    Raises:
+        InputError: there is no such thing.
+    """
+    path = relative_to / Path(text).expanduser()
+    if path.exists():
+        return Source(text, path.resolve())
+    if text.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(text):
+        raise InputError(f"{text}: no such file or folder (looked for {path.resolve()}).")
+    return _find_on_hub(text, path, download=download)
+
+
+def _find_on_hub(text: str, path: Path, *, download: bool) -> Source:
+    from huggingface_hub import snapshot_download
+
+    repo, _, revision = text.partition("@")
+    options: dict[str, Any] = {"revision": revision or None}
+    try:
+        cached = Path(snapshot_download(repo, local_files_only=True, **options))
+        if any(cached.glob("*.safetensors")) or any(cached.glob("*.bin")):
+            return Source(text, cached, cached.name)
+    except (OSError, ValueError):
+        pass  # not in the cache: ask the hub
+    try:
+        if not download:
+            return _fetch_small_files(text, repo, options)
+        folder = Path(snapshot_download(repo, allow_patterns=[*_SMALL_FILES, "*.safetensors"], **options))
+        if not any(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(repo, allow_patterns=[*_SMALL_FILES, "*.bin"], **options))
+        return Source(text, folder, folder.name)
+    except InputError:
+        raise
+    except Exception as error:  # the hub's client passes on errors of whatever transport it uses
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"{text}: no such file or folder (looked for {path.resolve()}), and not to be had from the hub ({reason}). "
+            "Check the path; for a hub id, download it once while online."
+        ) from None
+
+
+def _fetch_small_files(text: str, repo: str, options: dict[str, Any]) -> Source:
+    from huggingface_hub import HfApi, hf_hub_download
+
+    info = HfApi().model_info(repo, **options)
+    wanted = {"config.json", "adapter_config.json", *PROCESSOR_FILES}
+    present = [s.rfilename for s in info.siblings or [] if s.rfilename in wanted]
+    files = {name: Path(hf_hub_download(repo, name, **options)) for name in present}
+    return Source(text, None, info.sha, files)
+
+
+def _remote_headers(text: str, filename: str) -> Store:
+    """Names and shapes of a hub repository's tensors, by range requests of the files' headers."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import NotASafetensorsRepoError
+
+    repo, _, revision = text.partition("@")
+    api = HfApi()
+    try:
+        if filename == "model.safetensors":
+            files = list(api.get_safetensors_metadata(repo, revision=revision or None).files_metadata.values())
+        else:
+            files = [api.parse_safetensors_file_metadata(repo, filename, revision=revision or None)]
+    except NotASafetensorsRepoError:
+        raise InputError(f"{text}: has only pickled weights, whose shapes cannot be read before a download.") from None
+    tensors = {name: info for file in files for name, info in file.tensors.items()}
+    return HeaderStore({n: TensorInfo(tuple(t.shape), DTYPES[str(t.dtype)]) for n, t in tensors.items()})

@@ -1,0 +1,127 @@
+"""Where tensors lie: a set of files under one set of names, with shapes known before a byte of data is read."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from massmerge.errors import InputError, listing
+from massmerge.tensorfile import TensorInfo, read_header, read_tensor
+
+
+class Store(Protocol):
+    """Tensors under the names of a checkpoint file."""
+
+    @property
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """Shape and dtype of every tensor."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """The tensor of that name."""
+        ...
+
+
+class SafetensorsStore:
+    """One safetensors file, or several that together hold one state dict."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.infos: dict[str, TensorInfo] = {}
+        for path in paths:
+            self.infos.update(read_header(path))
+
+    def read(self, name: str) -> Tensor:
+        """The tensor of that name, read from its file."""
+        return read_tensor(self.infos[name])
+
+
+class PickleStore:
+    """State dicts written by `torch.save`, opened for tensors only and mapped, not loaded."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._paths = paths
+        self.infos: dict[str, TensorInfo] = {
+            name: TensorInfo(tuple(tensor.shape), tensor.dtype, path)
+            for path in paths
+            for name, tensor in _load_pickle(path).items()
+        }
+
+    def read(self, name: str) -> Tensor:
+        """The tensor of that name; the file is mapped anew so that no page of it stays resident afterwards."""
+        path = self.infos[name].path
+        assert path is not None
+        return _load_pickle(path)[name].clone()
+
+
+class HeaderStore:
+    """Tensors of which only names and shapes are at hand: a hub repository that has not been downloaded."""
+
+    def __init__(self, infos: Mapping[str, TensorInfo]) -> None:
+        self.infos = infos
+
+    def read(self, name: str) -> Tensor:
+        """Not possible: the data is elsewhere."""
+        raise InputError(f"{name}: its data has not been downloaded")
+
+
+def _load_pickle(path: Path) -> dict[str, Tensor]:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+    except pickle.UnpicklingError:
+        raise InputError(
+            f"{path}: holds more than tensors, and unpickling it could run code. Save its state dict as safetensors."
+        ) from None
+    except (RuntimeError, EOFError, ValueError, OSError) as error:
+        raise InputError(f"{path}: not a PyTorch state dict, or damaged ({error}). Save it again.") from None
+    for wrapper in ("state_dict", "model_state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
+            state = state[wrapper]
+    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+        raise InputError(f"{path}: not a state dict (a dictionary of names and tensors). Save `model.state_dict()`.")
+    return state
+
+
+def _is_zip(path: Path) -> bool:
+    """Whether the file is of torch's zip format; only that can be mapped."""
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+
+
+def open_file(path: Path) -> Store:
+    """A store over one state-dict file."""
+    if path.suffix == ".safetensors":
+        return SafetensorsStore([path])
+    if path.suffix in (".pt", ".pth", ".bin"):
+        return PickleStore([path])
+    raise InputError(f"{path}: unknown kind of file. Give a folder, .safetensors, .pt, .pth or .bin.")
+
+
+def open_folder(folder: Path, stem: str = "model", pickle_stem: str = "pytorch_model") -> Store:
+    """A store over the weights of a Hugging Face folder: safetensors before pickles, whole before sharded."""
+    for name, kind in ((f"{stem}.safetensors", SafetensorsStore), (f"{pickle_stem}.bin", PickleStore)):
+        if (folder / name).is_file():
+            return kind([folder / name])
+        if (folder / f"{name}.index.json").is_file():
+            return kind(_shards(folder, folder / f"{name}.index.json"))
+    raise InputError(
+        f"{folder}: no weights in it. Looked for {stem}.safetensors, {pickle_stem}.bin and their .index.json."
+    )
+
+
+def _shards(folder: Path, index: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError) as error:
+        raise InputError(f"{index}: not a weight index ({error!r}). Download or save the checkpoint again.") from None
+    if any(Path(name).name != name for name in names):
+        raise InputError(f"{index}: names a shard outside of its folder.")
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise InputError(f"{folder}: shards are missing:{listing(missing)}\n  Download the checkpoint again.")
+    return [folder / name for name in names]

@@ -1,0 +1,1 @@
+"""The command `mass`: one file a verb."""

@@ -1,0 +1,136 @@
+"""What the verbs share: exit codes, tables, sizes, the progress bar, the flags that each has."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+from tqdm import tqdm
+
+from massmerge.errors import InputError, MassError, Problem
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def verb(function: _F) -> _F:
+    """Add `--json`, `-q` and `-v`, and turn errors into one message and an exit code."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
+    @click.option("-q", "--quiet", is_flag=True, help="No progress, no tables; only errors.")
+    @click.option("-v", "--verbose", is_flag=True, help="Say more, and show the whole trace of an error.")
+    @functools.wraps(function)
+    def wrapped(*args: Any, verbose: bool, **kwargs: Any) -> None:
+        logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(name)s: %(message)s")
+        try:
+            function(*args, **kwargs)
+        except MassError as error:
+            if verbose:
+                logging.exception("trace")
+            click.echo(f"{click.style('error', fg='red', bold=True)}: {error}", err=True)
+            sys.exit(2 if isinstance(error, InputError) else 1)
+        except BrokenPipeError:  # the reader of a pipe went away, as with `mass inspect out | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def print_json(data: object) -> None:
+    """Data as JSON on standard output."""
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def print_problems(problems: Sequence[Problem]) -> None:
+    """Problems on standard error, errors last so that they are seen."""
+    for problem in sorted(problems, key=lambda p: p.level == "error"):
+        colour = "red" if problem.level == "error" else "yellow"
+        click.echo(f"{click.style(problem.level, fg=colour, bold=True)}: {problem}", err=True)
+
+
+def size(count: float) -> str:
+    """Bytes as people say them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def seconds(count: float) -> str:
+    """A time as people say it."""
+    if count < 90:
+        return f"{count:.0f} s"
+    return f"{count / 60:.0f} min" if count < 5400 else f"{count / 3600:.1f} h"
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Rows under headers; columns of numbers stand to the right."""
+    cells = [[str(c) for c in row] for row in rows]
+    widths = [max(len(x) for x in column) for column in zip(headers, *cells, strict=True)]
+    right = [bool(cells) and all(_numeric(row[i]) for row in cells) for i in range(len(headers))]
+
+    def line(row: Sequence[str]) -> str:
+        return "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)).rstrip()
+
+    return "\n".join([click.style(line(headers), bold=True), *(line(row) for row in cells)])
+
+
+def _numeric(cell: str) -> bool:
+    """Whether a cell reads as a number, with or without a unit, or as the lack of one."""
+    return cell in ("", "-", "none") or re.match(r"-?\d[\d.,]*( ?(%|B|kB|MB|GB|s|ms|to \d+))?$", cell) is not None
+
+
+class BarProgress:
+    """A merge's progress as a bar with elapsed and remaining time, on standard error."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._bar: tqdm[Any] | None = None
+        self.problems: list[Problem] = []
+
+    def start(self, total: int, done: int) -> None:
+        """Open the bar; an earlier run's tensors count as done."""
+        if done and not self._quiet:
+            click.echo(f"going on with an earlier merge: {done} of {total} tensors are finished", err=True)
+        self._bar = tqdm(total=total, initial=done, unit="tensor", disable=self._quiet or None, leave=False)
+
+    def tensor(self, name: str) -> None:
+        """One tensor further."""
+        assert self._bar is not None
+        self._bar.set_description_str(name[-40:], refresh=False)
+        self._bar.update()
+
+    def phase(self, name: str) -> None:
+        """The tensors are done."""
+        self.close()
+        if not self._quiet:
+            click.echo(f"{name} …", err=True)
+
+    def warning(self, problem: Problem) -> None:
+        """Keep a warning; it is shown at the end."""
+        self.problems.append(problem)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+@contextmanager
+def counting(quiet: bool, unit: str) -> Iterator[Callable[[str], None]]:
+    """A bar without a known end, as a function that hears each step's name."""
+    with tqdm(unit=unit, disable=quiet or None, leave=False, delay=1.0) as bar:
+
+        def step(name: str) -> None:
+            bar.set_description_str(name[-50:], refresh=False)
+            bar.update()
+
+        yield step

@@ -1,0 +1,34 @@
+"""The command and its verbs."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import click
+
+import massmerge
+from massmerge.cli.demo import demo
+from massmerge.cli.inspect import inspect
+from massmerge.cli.merge import merge
+from massmerge.cli.plan import plan
+from massmerge.cli.verify import verify
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(massmerge.__version__, prog_name="mass")
+def main() -> None:
+    """One backbone and many fine-tuned experts, shipped as one model that finds the task by itself.
+
+    Start with `mass demo`, or write a recipe and run `mass plan recipe.yaml`.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.filterwarnings("ignore", module="transformers")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+for verb in (plan, merge, inspect, verify, demo):
+    main.add_command(verb)

@@ -1,0 +1,84 @@
+"""`mass plan`: what would happen."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from massmerge.cli.common import print_json, print_problems, seconds, size, table, verb
+from massmerge.plan import Plan, make_plan
+
+
+@click.command()
+@click.argument("recipe", type=click.Path(dir_okay=False))
+@click.option("--tensors", is_flag=True, help="List every tensor with its ranks.")
+@click.option("--strict", is_flag=True, help="Exit with 2 on warnings too.")
+@verb
+def plan(recipe: str, tensors: bool, strict: bool, as_json: bool, quiet: bool) -> None:
+    """What a merge of RECIPE would do: tasks, ranks, bytes, memory, time, problems.
+
+    Reads configurations and headers only; no weight is read, nothing but these is downloaded.
+    """
+    made = make_plan(recipe)
+    if as_json:
+        print_json(made.to_dict())
+    elif not quiet:
+        click.echo(describe(made, tensors=tensors))
+    print_problems(made.problems)
+    if made.errors or (strict and made.problems):
+        sys.exit(2)
+
+
+def describe(made: Plan, *, tensors: bool = False) -> str:
+    """A plan for the terminal."""
+    about = "" if made.ranks_exact else "at most "
+    parts = [
+        f"{len(made.tasks)} tasks on {made.base} ({made.base_class}), method {made.method}",
+        table(
+            ["task", "expert", "form", "head", "labels", "factors", "whole", "head size"],
+            [
+                [t.name, t.source, t.form, t.head, len(t.labels) if t.labels else "none",
+                 size(t.factor_bytes), size(t.whole_bytes), size(t.head_bytes)]
+                for t in made.tasks
+            ],
+        ),
+        table(["matrices", "shape", "count", "ranks"], _shapes(made)),
+    ]  # fmt: skip
+    if tensors:
+        parts.append(
+            table(
+                ["tensor", "kind", "shape", "ranks"],
+                [
+                    [t.name, t.kind, "×".join(map(str, t.shape)), _ranks(t.ranks) if t.matrix else "whole"]
+                    for t in made.tensors
+                ],
+            )
+        )
+    sizes = made.sizes
+    rows = [("base", sizes.base), ("factors", sizes.factors), ("stored whole", sizes.whole)]
+    rows += [("fixed model", sizes.fixed)] * bool(sizes.fixed) + [("everything else", sizes.rest)]
+    rows += [("together", sizes.counted), ("heads, not counted", sizes.heads)]
+    parts.append(table(["part", "size", "of the base"], [[n, size(b), f"{b / sizes.base:.3f}"] for n, b in rows]))
+    parts.append(
+        f"{about}{sizes.ratio:.2f} times the base; peak memory about {size(made.peak_memory)}, "
+        f"time about {seconds(made.seconds)}"
+    )
+    return "\n\n".join(parts)
+
+
+def _shapes(made: Plan) -> list[list[object]]:
+    """Matrices grouped by kind and shape, with the range of their ranks."""
+    groups: dict[tuple[str, tuple[int, int]], list[int]] = {}
+    counts: dict[tuple[str, tuple[int, int]], int] = {}
+    for t in made.matrices:
+        assert t.matrix is not None
+        key = t.kind, t.matrix
+        groups.setdefault(key, []).extend(k for k in t.ranks if k)
+        counts[key] = counts.get(key, 0) + 1
+    return [[kind, f"{m}×{n}", counts[kind, (m, n)], _ranks(r)] for (kind, (m, n)), r in sorted(groups.items())]
+
+
+def _ranks(ranks: list[int] | tuple[int, ...]) -> str:
+    used = [k for k in ranks if k]
+    return "none" if not used else str(used[0]) if min(used) == max(used) else f"{min(used)} to {max(used)}"

@@ -1,0 +1,99 @@
+"""A small example made on the spot: a base, two full experts and an adapter, with a recipe.
+
+The weights are random and the updates have the falling spectrum that fine-tuning gives; it shows the tool, not accuracy.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import BertConfig, BertForSequenceClassification, BertModel
+
+from massmerge.tensorfile import write_tensors
+
+_SIZE = {
+    "vocab_size": 2000,
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+}
+_LABELS = {
+    "spam": ["ham", "spam"],
+    "topic": ["politics", "sports", "science", "arts"],
+    "mood": ["negative", "positive"],
+}
+_RECIPE = """\
+base: base
+tasks:
+  - name: spam
+    expert: spam
+  - name: topic
+    expert: topic
+  - name: mood
+    expert: mood             # a LoRA adapter, rank 8
+    labels: [negative, positive]
+merge:
+  budget: 2.0                # at most twice the bytes of the base, heads not counted
+"""
+
+
+def make_example(folder: Path) -> Path:
+    """Write the example to a folder; returns the recipe's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    seeds = torch.Generator().manual_seed(7)
+    base = BertModel(BertConfig(**_SIZE))
+    with torch.no_grad():
+        for parameter in base.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=seeds) * 0.05)
+    base.save_pretrained(folder / "base")
+    for task in ("spam", "topic"):
+        _write_full_expert(folder / task, base, _LABELS[task], seeds)
+    _write_adapter(folder / "mood", base, seeds)
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(_RECIPE, encoding="utf-8")
+    return recipe
+
+
+def _update(shape: torch.Size, seeds: torch.Generator) -> Tensor:
+    """A change whose singular values fall off, as those of fine-tuning do."""
+    if len(shape) < 2:
+        return torch.randn(shape, generator=seeds) * 0.01
+    rank = min(shape)
+    left = torch.linalg.qr(torch.randn(shape[0], rank, generator=seeds)).Q
+    right = torch.linalg.qr(torch.randn(shape[1], rank, generator=seeds)).Q
+    return (left * torch.exp(-torch.arange(rank) / 6.0)) @ right.mT
+
+
+@torch.no_grad()
+def _write_full_expert(folder: Path, base: BertModel, labels: list[str], seeds: torch.Generator) -> None:
+    config = BertConfig(**_SIZE, id2label=dict(enumerate(labels)), label2id={n: i for i, n in enumerate(labels)})
+    expert = BertForSequenceClassification(config)
+    for name, parameter in expert.bert.named_parameters():
+        parameter.copy_(base.get_parameter(name) + _update(parameter.shape, seeds))
+    for parameter in expert.classifier.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=seeds) * 0.05)
+    expert.save_pretrained(folder)
+
+
+def _write_adapter(folder: Path, base: BertModel, seeds: torch.Generator) -> None:
+    folder.mkdir(exist_ok=True)
+    width, rank = _SIZE["hidden_size"], 8
+    tensors = {
+        "base_model.model.classifier.weight": torch.randn(2, width, generator=seeds) * 0.05,
+        "base_model.model.classifier.bias": torch.zeros(2),
+    }
+    for name, _ in base.named_parameters():
+        if name.endswith(("query.weight", "value.weight")):
+            module = f"base_model.model.bert.{name.removesuffix('.weight')}"
+            tensors[f"{module}.lora_A.weight"] = torch.randn(rank, width, generator=seeds) * 0.1
+            tensors[f"{module}.lora_B.weight"] = torch.randn(width, rank, generator=seeds) * 0.1
+    write_tensors(folder / "adapter_model.safetensors", tensors)
+    config = {
+        "peft_type": "LORA", "task_type": "SEQ_CLS", "r": rank, "lora_alpha": 16, "target_modules": ["query", "value"],
+        "modules_to_save": ["classifier"], "base_model_name_or_path": "base",
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")

@@ -1,0 +1,146 @@
+"""Heads as a merge finds them: cut from a task's model, or given as a file with a linear layer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from massmerge.checkpoints import Expert, HeadParts
+from massmerge.checkpoints.stores import Store, open_file
+from massmerge.errors import InputError
+from massmerge.recipe import LinearHead, TaskRecipe
+from massmerge.tensorfile import write_tensors
+
+
+@dataclass(frozen=True)
+class HeadSource:
+    """A task's head and its label names, found but not yet written."""
+
+    kind: Literal["shell", "linear", "none"]
+    class_name: str | None
+    labels: tuple[str, ...] | None
+    nbytes: int
+    parts: HeadParts | None = None
+    linear: LinearHead | None = None
+    store: Store | None = None
+
+
+def find_head(task: TaskRecipe, expert: Expert, folder: Path, features: int | None) -> HeadSource:
+    """The head that a task will have: the recipe's, else the expert's own.
+
+    Args:
+        task: the task in the recipe.
+        expert: its expert.
+        folder: what the recipe's paths are relative to.
+        features: width of the backbone's output, if its configuration tells.
+
+    Raises:
+        InputError: the head's file is no linear head, or labels and head differ in number.
+    """
+    if task.head is not None:
+        return _linear_head(task, task.head, folder, features)
+    parts = expert.head
+    labels = None if task.labels is None else read_labels(task.labels, folder)
+    if parts is None or not parts.skeleton.class_name.endswith("Classification"):
+        if labels is not None:
+            raise InputError("has labels in the recipe, but its expert has no classification head. Give `head:` too.")
+        nbytes = sum(r.info.nbytes for r in parts.readings.values()) if parts else 0
+        return HeadSource(
+            "shell" if parts else "none", parts.skeleton.class_name if parts else None, None, nbytes, parts
+        )
+    size = parts.skeleton.config.num_labels
+    if labels is None:
+        own = parts.skeleton.config.id2label
+        labels = tuple(str(own.get(i, f"LABEL_{i}")) for i in range(size))
+    _refuse_label_count(labels, size)
+    nbytes = sum(r.info.nbytes for r in parts.readings.values())
+    return HeadSource("shell", parts.skeleton.class_name, labels, nbytes, parts)
+
+
+def _linear_head(task: TaskRecipe, head: LinearHead, folder: Path, features: int | None) -> HeadSource:
+    path = folder / Path(head.weights).expanduser()
+    if not path.is_file():
+        raise InputError(f"{head.weights}: no such file (looked for {path.resolve()}).")
+    if task.labels is not None:
+        raise InputError("has its labels twice: in `labels:` and in `head: labels:`. Keep one.")
+    store = open_file(path)
+    weight = store.infos.get("weight")
+    others = sorted(store.infos.keys() - {"weight", "bias"})
+    if weight is None or len(weight.shape) != 2 or others:
+        raise InputError(
+            f"{head.weights}: a linear head holds `weight (labels, features)` and optionally `bias`; "
+            f"this file holds {sorted(store.infos)}."
+        )
+    if "bias" in store.infos and store.infos["bias"].shape != weight.shape[:1]:
+        raise InputError(f"{head.weights}: bias {store.infos['bias'].shape} does not fit weight {weight.shape}.")
+    if features is not None and weight.shape[1] != features:
+        raise InputError(f"{head.weights}: takes {weight.shape[1]} features, the base gives {features}.")
+    labels = read_labels(head.labels, folder)
+    _refuse_label_count(labels, weight.shape[0])
+    nbytes = sum(info.nbytes for info in store.infos.values())
+    return HeadSource("linear", None, labels, nbytes, linear=head, store=store)
+
+
+def _refuse_label_count(labels: tuple[str, ...], size: int) -> None:
+    if len(labels) != size:
+        raise InputError(
+            f"has {len(labels)} labels, but its head has {size} outputs. Give one label an output, in order."
+        )
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    if twice:
+        raise InputError(f"has the labels {', '.join(map(repr, twice))} more than once. Give each output its own name.")
+
+
+def read_labels(labels: str | list[str], folder: Path) -> tuple[str, ...]:
+    """Label names: a list, or a file with one a line or a JSON list."""
+    if isinstance(labels, list):
+        return tuple(labels)
+    path = folder / Path(labels).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{labels}: cannot be read as labels ({error}).") from None
+    if path.suffix == ".json":
+        try:
+            names = json.loads(text)
+        except ValueError as error:
+            raise InputError(f"{labels}: not valid JSON ({error}).") from None
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+            raise InputError(f"{labels}: must be a JSON list of strings.")
+        return tuple(names)
+    return tuple(line.strip() for line in text.splitlines() if line.strip())
+
+
+def write_head(folder: Path, head: HeadSource) -> None:
+    """Write a head as a folder: its tensors, the class that runs them or the linear layer's options, and the labels."""
+    if head.kind != "none":
+        target = folder / "head"
+        target.mkdir()
+        if head.parts is not None:
+            tensors = {name: _finite(head.parts.read(name), name) for name in head.parts.readings}
+            config = head.parts.skeleton.config.to_dict() | {"architectures": [head.class_name]}
+            config.pop("_name_or_path", None)
+            write_json(target / "config.json", config)
+        else:
+            assert head.store is not None and head.linear is not None
+            tensors = {name: _finite(head.store.read(name), name) for name in head.store.infos}
+            write_json(target / "linear.json", head.linear.model_dump(include={"normalize", "scale"}))
+        write_tensors(target / "model.safetensors", tensors)
+    if head.labels is not None:
+        write_json(folder / "labels.json", list(head.labels))
+
+
+def write_json(path: Path, data: object) -> None:
+    """JSON with sorted keys, so that the same data gives the same bytes."""
+    path.write_text(json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _finite(tensor: Tensor, name: str) -> Tensor:
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise InputError(f"the head's tensor {name} holds NaN or infinity. Fine-tune or save the expert again.")
+    return tensor

@@ -1,0 +1,159 @@
+"""What a bundle holds: sizes, ranks, kept energy, similarity of its tasks, and what the redundancy filter left out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from massmerge.bundle import FIXED, Bundle
+from massmerge.errors import MassError
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """One task of a bundle."""
+
+    name: str
+    source: str
+    form: str
+    head: str
+    labels: tuple[str, ...] | None
+    rank_low: int
+    rank_high: int
+    energy: float
+    """Share of the squared length of all its deltas that the factors hold."""
+    nbytes: int
+    """Factors and tensors stored whole, without the head."""
+    left_out: tuple[str, ...]
+    """Matrices at which the redundancy filter leaves the task out of the fixed model."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `mass inspect` shows."""
+
+    path: str
+    base: str
+    base_class: str
+    base_bytes: int
+    sizes: dict[str, int]
+    ratio: float
+    tasks: tuple[TaskReport, ...]
+    blocks: dict[str, list[float]]
+    """For each block of the network, the kept energy of each task; NaN-free: 1 where a task changes nothing."""
+    similarity: list[list[float]]
+    """Cosines of the tasks' deltas, all factored matrices together."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return asdict(self)
+
+
+def inspect_bundle(bundle: Bundle) -> Inspection:
+    """Look into a bundle; only headers and its small statistics are read."""
+    norm, energy = bundle.statistics["norm"].double(), bundle.statistics["energy"].double()
+    accepted, names = bundle.statistics["accepted"].bool(), list(bundle.ranks)
+    squared = norm.square()
+    tasks = []
+    for i, task in enumerate(bundle.tasks):
+        used = [ranks[i] for ranks in bundle.ranks.values() if ranks[i]]
+        left = tuple(n for n, row, length in zip(names, accepted, norm, strict=True) if length[i] > 0 and not row[i])
+        tasks.append(
+            TaskReport(
+                task.name, task.source, task.form, task.head, task.labels, min(used, default=0), max(used, default=0),
+                _share(energy[:, i], squared[:, i]), bundle.bytes_of(f"tasks/{task.name}/factors"), left,
+            )
+        )  # fmt: skip
+    sizes = {
+        "base": bundle.base_bytes,
+        "factors and whole tensors": sum(t.nbytes for t in tasks),
+        "fixed model": bundle.bytes_of(FIXED),
+        "heads": bundle.head_bytes,
+    }
+    sizes["everything else"] = bundle.counted_bytes - sum(sizes.values()) + sizes["heads"]
+    base = bundle.manifest["base"]
+    return Inspection(
+        str(bundle.path), base["source"], base["class"], bundle.base_bytes, sizes, bundle.counted_bytes / bundle.base_bytes,
+        tuple(tasks), _by_block(names, energy, squared), _similarity(bundle).tolist(),
+    )  # fmt: skip
+
+
+def _share(energy: Tensor, squared: Tensor) -> float:
+    total = float(squared.sum())
+    return float((energy * squared).sum()) / total if total else 1.0
+
+
+def block_of(name: str) -> str:
+    """The numbered block that a tensor belongs to, such as `encoder.layer.3`; `outside blocks` for the others."""
+    found = re.match(r"(.*?\.)?(\d+)(?=\.)", name)
+    return found.group(0) if found else "outside blocks"
+
+
+def _by_block(names: list[str], energy: Tensor, squared: Tensor) -> dict[str, list[float]]:
+    def place(block: str) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdigit() else (-1, part) for part in block.split(".")]
+
+    rows: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        rows.setdefault(block_of(name), []).append(row)
+    return {
+        block: [_share(energy[rows[block], i], squared[rows[block], i]) for i in range(energy.shape[1])]
+        for block in sorted(rows, key=place)
+    }
+
+
+def _similarity(bundle: Bundle) -> Tensor:
+    """Cosines of all factored deltas together, from the cosines of each matrix and the factors' lengths."""
+    cosine, norm = bundle.statistics["cosine"].double(), bundle.statistics["norm"].double()
+    kept = norm * bundle.statistics["energy"].double().sqrt()
+    inner = (cosine * kept[:, :, None] * kept[:, None, :]).sum(0)
+    length = kept.square().sum(0).sqrt()
+    product = length[:, None] * length[None, :]
+    return torch.where(product > 0, inner / product.clamp_min(1e-300), 0.0)
+
+
+def plot_inspection(report: Inspection, path: str | Path) -> None:
+    """Draw kept energy by block and the similarity of the tasks.
+
+    Raises:
+        MassError: matplotlib is missing.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise MassError("plots need matplotlib: pip install 'massmerge[eval]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names = [task.name for task in report.tasks]
+    count = len(names)
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(7 + 0.45 * count + 4, max(4.2, 0.45 * count + 2.2)), width_ratios=(1.25, 1), layout="constrained"
+    )
+    colours = plt.get_cmap("tab20" if count > 10 else "tab10")
+    for i, name in enumerate(names):
+        values = [row[i] for row in report.blocks.values()]
+        left.plot(range(len(values)), values, marker="o", markersize=4, color=colours(i % colours.N), label=name)
+    left.set_xticks(range(len(report.blocks)), list(report.blocks), rotation=60, ha="right", fontsize=8)
+    left.set_ylim(0, 1.02)
+    left.set_ylabel("share of the delta's energy kept")
+    left.set_title("Kept energy by block")
+    left.grid(alpha=0.3)
+    left.legend(fontsize=8, ncols=1 + count // 8)
+    image = right.imshow(report.similarity, vmin=-1, vmax=1, cmap="RdBu_r")
+    right.set_xticks(range(count), names, rotation=60, ha="right", fontsize=8)
+    right.set_yticks(range(count), names, fontsize=8)
+    for i, row in enumerate(report.similarity):
+        for j, value in enumerate(row):
+            colour = "white" if abs(value) > 0.6 else "black"
+            right.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8 if count < 13 else 5, color=colour)
+    right.set_title("Similarity of the tasks (cosine of deltas)")
+    figure.colorbar(image, ax=right, shrink=0.8)
+    figure.suptitle(f"{count} tasks on {report.base}: {report.ratio:.2f} times the base")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

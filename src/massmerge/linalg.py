@@ -1,0 +1,201 @@
+"""The mathematics of the method: plain functions over tensors.
+
+Letters are the paper's. `u (m, k)`, `s (k,)`, `v (k, n)` are the factors of one delta; rows of `v` are the task singular
+vectors. Nothing here knows a file, a task name or a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from massmerge.lapack import top_eigh
+
+# A Gram matrix squares the spectrum, so float32 loses directions below sqrt(6e-8) of the largest singular value. Factors
+# whose last kept value falls below this share of the first are computed again from a float64 Gram matrix.
+_FLOAT32_RANGE = 5e-3
+# From this share of the rank on, the partial solver has no advantage over a full SVD.
+_FULL_SVD_SHARE = 0.5
+# Rounding mixes neighbouring eigenvectors most. This many more than asked for are computed, so that the k-th and its
+# neighbours are told apart by the exact factoring of the projection, not by the Gram matrix.
+_MARGIN = 16
+# Eigenvalues of a Gram matrix of unit vectors below this are noise: the direction is in the others' span. Two tasks that
+# share a direction then share it in the merge as well, instead of amplifying rounding errors.
+_GRAM_FLOOR = 1e-12
+
+
+class Factors(NamedTuple):
+    """A truncated SVD: `u (m, k)` and `v (k, n)` orthonormal, `s (k,)` non-negative and falling."""
+
+    u: Tensor
+    s: Tensor
+    v: Tensor
+
+    @property
+    def rank(self) -> int:
+        """Number of singular triplets."""
+        return self.s.shape[0]
+
+    def dense(self) -> Tensor:
+        """The product `u diag(s) v` (m, n)."""
+        return (self.u * self.s) @ self.v
+
+
+def truncated_svd(a: Tensor, k: int) -> Factors:
+    """The k largest singular triplets of `a (m, n)`, to a relative error of 1e-4 or better.
+
+    Low ranks come from the top eigenvectors of the smaller Gram matrix, which LAPACK finds alone; the projection on them
+    is then factored exactly, so `u` and `v` are orthonormal whatever the spectrum.
+
+    >>> f = truncated_svd(torch.diag(torch.tensor([3.0, 2.0, 1.0])), 2)
+    >>> [round(x, 4) for x in f.s.tolist()]
+    [3.0, 2.0]
+    """
+    m, n = a.shape
+    if not 1 <= k <= min(m, n):
+        raise ValueError(f"rank {k} is not between 1 and {min(m, n)}, the smaller side of a {m}×{n} matrix")
+    if a.dtype not in (torch.float32, torch.float64):
+        a = a.float()
+    if m < n:
+        v, s, u = truncated_svd(a.mT, k)
+        return Factors(u.mT.contiguous(), s, v.mT.contiguous())
+    if k > _FULL_SVD_SHARE * n:
+        u, s, v = torch.linalg.svd(a, full_matrices=False)
+        return Factors(u[:, :k].contiguous(), s[:k].contiguous(), v[:k].contiguous())
+    scale = a.abs().max()
+    if scale == 0:
+        return Factors(torch.eye(m, k, dtype=a.dtype), a.new_zeros(k), torch.eye(k, n, dtype=a.dtype))
+    # Deltas can be as small as 1e-6 per entry; their squares leave float32's comfortable range.
+    basis = _top_right_vectors(a / scale, k)
+    # One power step. A float32 Gram matrix leaks distant, smaller directions into the basis; each product with `a` scales
+    # them down again, and every error after it is that of a full SVD in float32.
+    left, _ = torch.linalg.qr(a @ basis.mT)
+    right, r = torch.linalg.qr(a.mT @ left)
+    v_small, s, u_small = torch.linalg.svd(r)
+    return Factors(left @ u_small[:k].mT, s[:k].clone(), (right @ v_small[:, :k]).mT.contiguous())
+
+
+def _top_right_vectors(a: Tensor, k: int) -> Tensor:
+    """An orthonormal basis (p, n), p ≥ k, that holds the top-k right singular space of a tall `a (m, n)`."""
+    p = min(k + _MARGIN, a.shape[1])
+    values, vectors = top_eigh((a.mT @ a).numpy(), p)
+    if a.dtype == torch.float32 and values[k - 1] < _FLOAT32_RANGE**2 * values[0]:
+        double = a.double()
+        _, vectors = top_eigh((double.mT @ double).numpy(), p)
+    return torch.from_numpy(vectors).to(a.dtype)
+
+
+def energy_rank(a: Tensor, share: float) -> int:
+    """The smallest rank whose truncation keeps at least `share` of the squared norm of `a`; at least 1."""
+    double = a.double()
+    gram = double.mT @ double if a.shape[0] >= a.shape[1] else double @ double.mT
+    energy = torch.linalg.eigvalsh(gram).flip(0).clamp_min(0).cumsum(0)
+    return min(int((energy < share * energy[-1]).sum()) + 1, len(energy))
+
+
+def lora_svd(b: Tensor, a: Tensor) -> Factors:
+    """Factors of the product `b (m, r) @ a (r, n)` from two thin QRs and an r×r SVD; the product is never formed."""
+    q_b, r_b = torch.linalg.qr(b.float())
+    q_a, r_a = torch.linalg.qr(a.float().mT)
+    u, s, v = torch.linalg.svd((r_b.double() @ r_a.double().mT), full_matrices=False)
+    return Factors(q_b @ u.to(q_b.dtype), s.to(q_b.dtype), v.to(q_a.dtype) @ q_a.mT)
+
+
+def _inverse_root_eigh(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """`values^-½ (R,)` and eigenvectors `(R, R)` of a positive semi-definite matrix in float64; 0 for null directions."""
+    values, vectors = torch.linalg.eigh(gram.double())
+    kept = values > _GRAM_FLOOR * values[-1].clamp_min(0)
+    return torch.where(kept, values, torch.inf).rsqrt(), vectors
+
+
+def inverse_sqrt(gram: Tensor) -> Tensor:
+    """`gram^-½` (R, R) of a positive semi-definite matrix, in float64; null directions stay null.
+
+    Concatenated bases of several tasks reach condition numbers of 1e3 to 1e6, so their Gram matrices need float64.
+    """
+    scale, vectors = _inverse_root_eigh(gram)
+    return (vectors * scale) @ vectors.mT
+
+
+def polar_factor(x: Tensor) -> Tensor:
+    """The nearest matrix with orthonormal columns to a tall `x (m, R)`, `x (xᵀx)^-½` (for a wide one: rows).
+
+    Null directions of `x` stay null, where a full SVD would fill them with arbitrary ones: equal columns get equal shares.
+    """
+    if x.shape[0] < x.shape[1]:
+        return polar_factor(x.mT).mT
+    double = x.double()
+    scale, vectors = _inverse_root_eigh(double.mT @ double)
+    # Only the product that is divided by small values needs float64; its columns are orthonormal, the rest is rotation.
+    return ((double @ vectors) * scale).to(x.dtype) @ vectors.mT.to(x.dtype)
+
+
+def core_matrix(tasks: Sequence[Factors]) -> Tensor:
+    """The core `C (R, R)` of a TSV-M merge: `polar(U) S polar(V) = U C V`, `C = (UᵀU)^-½ S (VVᵀ)^-½`.
+
+    `U` and `V` are the concatenated bases, R the sum of the ranks. For one task the core is `diag(s)`, exactly. Entries
+    of the core grow with the condition of the bases, and so do rounding errors of `U C V`: for the few tasks of a
+    selected set they are those of float32, for all tasks at full rank they reach 1e-3, which is why `tsv_merge` does
+    without the core.
+    """
+    s = torch.cat([f.s for f in tasks])
+    if len(tasks) == 1:
+        return torch.diag(s)
+    u = torch.cat([f.u for f in tasks], 1).double()
+    v = torch.cat([f.v for f in tasks], 0).double()
+    return ((inverse_sqrt(u.mT @ u) * s.double()) @ inverse_sqrt(v @ v.mT)).to(s.dtype)
+
+
+def tsv_merge(tasks: Sequence[Factors]) -> Tensor:
+    """TSV-M (m, n): concatenated factors, both bases replaced by their polar factors, scaling 1."""
+    if len(tasks) == 1:
+        return tasks[0].dense()
+    u = torch.cat([f.u for f in tasks], 1)
+    v = torch.cat([f.v for f in tasks], 0)
+    return (polar_factor(u) * torch.cat([f.s for f in tasks])) @ polar_factor(v)
+
+
+def cosine_matrix(tasks: Sequence[Factors]) -> Tensor:
+    """Cosines (T, T) between the flattened deltas `u s v`, from the factors alone; 0 with a delta that is zero.
+
+    `⟨U_i S_i V_i, U_j S_j V_j⟩ = Σ (S_i U_iᵀU_j S_j) ∘ (V_i V_jᵀ)`, a sum over the block (i, j) of an R×R product.
+    """
+    scaled = torch.cat([f.u * f.s for f in tasks], 1)
+    v = torch.cat([f.v for f in tasks], 0)
+    products = (scaled.mT @ scaled) * (v @ v.mT)
+    ranks = [f.rank for f in tasks]
+    blocks = [torch.split(rows, ranks, 1) for rows in torch.split(products, ranks, 0)]
+    inner = torch.tensor([[float(b.double().sum()) for b in row] for row in blocks], dtype=torch.float64)
+    norms = inner.diagonal().clamp_min(0).sqrt()
+    product = norms[:, None] * norms[None, :]
+    cosines = torch.where(product > 0, inner / product.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+    # A matrix product rounds (i, j) and (j, i) differently; the filter must not depend on which one it reads.
+    return ((cosines + cosines.mT) / 2).clamp(-1, 1)
+
+
+def principal_cosine(a: Factors, b: Factors) -> float:
+    """Cosine of the largest principal angle between two deltas' column spaces: 1 if one holds the other, 0 with a zero one."""
+    overlap = _column_space(a).mT @ _column_space(b)
+    return min(float(torch.linalg.svdvals(overlap).min()), 1.0) if overlap.numel() else 0.0
+
+
+def _column_space(f: Factors) -> Tensor:
+    """The columns of `u` that the delta reaches; a delta of lower rank than its factors leaves the others to rounding."""
+    return f.u[:, f.s > torch.finfo(f.s.dtype).eps * max(f.u.shape[0], f.v.shape[1]) * f.s[:1]]
+
+
+def accept_distinct(similarity: Tensor, threshold: float) -> list[int]:
+    """The paper's redundancy filter: in order, a task is left out if it is more similar than `threshold` to an accepted one.
+
+    Args:
+        similarity: (T, T), cosines of the deltas or of their principal angles.
+        threshold: ε; a task is left out if its similarity is above it.
+    """
+    accepted: list[int] = []
+    for i in range(similarity.shape[0]):
+        if all(float(similarity[i, j]) <= threshold for j in accepted):
+            accepted.append(i)
+    return accepted

@@ -1,0 +1,295 @@
+"""Carries a plan out: one tensor at a time, all tasks of it, into parts; then the parts into a bundle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+import massmerge
+from massmerge.assemble import assemble_bundle, assemble_checkpoint
+from massmerge.checkpoints.skeleton import from_matrix
+from massmerge.deltas import Kept, delta, distinct, keep
+from massmerge.errors import InputError, MassError, Problem, problems_error
+from massmerge.linalg import Factors, core_matrix, cosine_matrix
+from massmerge.methods import STATIC_METHODS
+from massmerge.plan import Prepared, TensorPlan, prepare, recipe_and_folder
+from massmerge.recipe import Recipe
+from massmerge.workfolder import WorkFolder, refuse_target
+
+
+class Progress(Protocol):
+    """Hears how a merge advances."""
+
+    def start(self, total: int, done: int) -> None:
+        """There are `total` tensors, `done` of which an earlier run finished."""
+
+    def tensor(self, name: str) -> None:
+        """A tensor is finished."""
+
+    def phase(self, name: str) -> None:
+        """What follows the tensors has begun."""
+
+    def warning(self, problem: Problem) -> None:
+        """Something was found that a person should know."""
+
+
+class Silent:
+    """Progress that nobody hears."""
+
+    def start(self, total: int, done: int) -> None:
+        """Nothing."""
+
+    def tensor(self, name: str) -> None:
+        """Nothing."""
+
+    def phase(self, name: str) -> None:
+        """Nothing."""
+
+    def warning(self, problem: Problem) -> None:
+        """Nothing."""
+
+
+def merge(
+    recipe: Recipe | str | Path,
+    out: str | Path,
+    *,
+    folder: str | Path | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+    strict: bool = False,
+    progress: Progress | None = None,
+    planned: Callable[[Prepared], None] = lambda prepared: None,
+) -> Path:
+    """Build a bundle, or with a static method an ordinary checkpoint.
+
+    The same recipe gives the same bytes, whatever the number of workers; a merge that was killed goes on where it stopped.
+
+    Args:
+        recipe: a recipe, or the path of one.
+        out: the folder to write.
+        folder: what relative paths in the recipe start from; the recipe's own folder if a path is given.
+        workers: tensors that are worked on at the same time, each by one core; all cores by default.
+        overwrite: replace a bundle that is there. What is no bundle is never replaced.
+        strict: treat warnings as errors.
+        progress: hears how it advances.
+        planned: is called with the plan before any work.
+
+    Returns:
+        The folder that was written.
+
+    Raises:
+        InputError: recipe or sources are wrong; nothing was written.
+        MassError: the work failed.
+    """
+    recipe, folder = recipe_and_folder(recipe, folder)
+    workers = workers or os.cpu_count() or 1
+    progress = progress or Silent()
+    target = Path(out).resolve()
+    prepared = prepare(recipe, folder, download=True, workers=workers)
+    refused = prepared.plan.problems if strict else prepared.plan.errors
+    if refused:
+        raise problems_error(refused)
+    planned(prepared)
+    fingerprint = _fingerprint(prepared)
+    if refuse_target(target, fingerprint, overwrite=overwrite):
+        return target
+    _refuse_full_disk(target, prepared)
+    work = WorkFolder(target, fingerprint)
+    try:
+        with work.opened():
+            _Run(prepared, work, progress).run(workers)
+            equal = _equal_experts(prepared, work)
+            if equal and strict:
+                raise problems_error(equal)
+            for problem in equal:
+                progress.warning(problem)
+            progress.phase("writing")
+            assemble = assemble_bundle if recipe.merge.method == "mass" else assemble_checkpoint
+            assemble(prepared, work, fingerprint)
+            work.publish()
+    except InputError:
+        work.discard()  # nothing of a merge with wrong input is worth resuming
+        raise
+    return target
+
+
+class _Run:
+    """The tensors of one merge."""
+
+    def __init__(self, prepared: Prepared, work: WorkFolder, progress: Progress) -> None:
+        self.prepared, self.work, self.progress = prepared, work, progress
+        self.order = [task.name for task in prepared.recipe.tasks]
+
+    def run(self, workers: int) -> None:
+        """Finish every tensor, the largest first so that no worker is left with it at the end."""
+        tensors = list(enumerate(self.prepared.plan.tensors))
+        todo = [(i, t) for i, t in tensors if not self.work.finished(i)]
+        self.progress.start(len(tensors), len(tensors) - len(todo))
+        with _one_thread_each(), ThreadPoolExecutor(workers, initializer=lambda: torch.set_num_threads(1)) as pool:
+            futures = [pool.submit(self._finish, i, t) for i, t in sorted(todo, key=lambda x: (-x[1].nbytes, x[0]))]
+            try:
+                done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+            finally:
+                for future in futures:
+                    future.cancel()
+
+    def _finish(self, index: int, tensor: TensorPlan) -> None:
+        given = {i: t for i, t in enumerate(self.order) if tensor.ranks[i]}
+        if self.prepared.recipe.merge.method != "mass":
+            part = {"merged": self._merged(tensor, given)}
+        elif tensor.matrix is None:
+            part = self._whole(tensor, given)
+        else:
+            part = self._factored(tensor, given)
+        self.work.finish(index, part)
+        self.progress.tensor(tensor.name)
+
+    def _base(self, tensor: TensorPlan) -> Tensor:
+        if not tensor.in_base:
+            return torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
+        return self._finite(self.prepared.base.read(tensor.name), "base", tensor.name)
+
+    def _kept(self, tensor: TensorPlan, given: dict[int, str], base: Tensor) -> dict[int, Kept]:
+        share = self.prepared.recipe.merge.rank
+        kept = {}
+        for i, task in given.items():
+            change = self.prepared.experts[task].read(tensor.name)
+            for part in change if isinstance(change, tuple) else (change,):
+                self._finite(part, f"task {task}", tensor.name)
+            found = keep(base, change, tensor.kind, share if isinstance(share, float) else tensor.ranks[i])
+            if found is not None:
+                kept[i] = found
+        return kept
+
+    def _factored(self, tensor: TensorPlan, given: dict[int, str]) -> dict[str, Tensor]:
+        """Factors of every task, and what is known of them together."""
+        base = self._base(tensor)
+        kept = self._kept(tensor, given, base)
+        part: dict[str, Tensor] = {}
+        for i, one in kept.items():
+            part |= {
+                f"{i}.u": one.factors.u.to(base.dtype),
+                f"{i}.s": one.factors.s,
+                f"{i}.v": one.factors.v.to(base.dtype),
+            }
+        count = len(self.order)
+        norm, energy, cosine = torch.zeros(count), torch.ones(count), torch.zeros(count, count)
+        accepted = torch.zeros(count, dtype=torch.uint8)
+        if kept:
+            positions = list(kept)
+            factors = [one.factors for one in kept.values()]
+            norm[positions] = torch.tensor([one.norm for one in kept.values()])
+            energy[positions] = torch.tensor([one.energy for one in kept.values()])
+            cosine[torch.tensor(positions)[:, None], torch.tensor(positions)] = cosine_matrix(factors).float()
+            chosen = distinct(factors, self.prepared.recipe.merge.redundancy)
+            accepted[[positions[j] for j in chosen]] = 1
+            if self.prepared.recipe.router.first_pass == "fixed":
+                part["core"] = core_matrix([factors[j] for j in chosen])
+        return part | {"norm": norm, "energy": energy, "cosine": cosine, "accepted": accepted}
+
+    def _whole(self, tensor: TensorPlan, given: dict[int, str]) -> dict[str, Tensor]:
+        """The experts' own values where they differ from the base."""
+        base = self._base(tensor)
+        part = {"norm": torch.zeros(len(self.order))}
+        for i, task in given.items():
+            value = self.prepared.experts[task].read(tensor.name)
+            assert isinstance(value, Tensor), "an adapter updates matrices only"
+            change = delta(base, self._finite(value, f"task {task}", tensor.name))
+            part["norm"][i] = float(change.double().norm())
+            if part["norm"][i] > 0 or not tensor.in_base:
+                part[f"{i}.whole"] = value.to(base.dtype).contiguous()
+        return part
+
+    def _merged(self, tensor: TensorPlan, given: dict[int, str]) -> Tensor:
+        """The tensor of a static merge."""
+        base = self._base(tensor)
+        if tensor.matrix is None:
+            if not base.is_floating_point():
+                return base
+            total = torch.zeros(base.shape)
+            for task in given.values():
+                value = self.prepared.experts[task].read(tensor.name)
+                assert isinstance(value, Tensor), "an adapter updates matrices only"
+                total += delta(base, self._finite(value, f"task {task}", tensor.name))
+            return (base.float() + total / len(self.order)).to(base.dtype)
+        kept = self._kept(tensor, given, base)
+        if not kept:
+            return base
+        method = STATIC_METHODS[self.prepared.recipe.merge.method]
+        change = method([Factors(*one.factors) for one in kept.values()])
+        return (base.float() + from_matrix(change, self.prepared.base.slots[tensor.name])).to(base.dtype)
+
+    def _finite(self, tensor: Tensor, where: str, name: str) -> Tensor:
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise InputError(f"{where}: {name} holds NaN or infinity. Fine-tune or save it again.")
+        return tensor
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """One thread for every library below: sums then have one order, and bytes do not depend on the number of workers."""
+    before = torch.get_num_threads()
+    try:
+        with threadpool_limits(1):
+            torch.set_num_threads(1)
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _fingerprint(prepared: Prepared) -> str:
+    """What the result depends on: the recipe, this version, and the sources as they are now."""
+    sources = [prepared.base.source, *(expert.source for expert in prepared.experts.values())]
+    files = {
+        source.text: source.revision or [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in source.files()]
+        for source in sources
+    }
+    for path in (
+        *prepared.processor.values(),
+        *(p for task in prepared.recipe.tasks for p in _own_files(task, prepared)),
+    ):
+        files[str(path)] = [[path.name, path.stat().st_size, path.stat().st_mtime_ns]]
+    text = json.dumps([massmerge.__version__, prepared.recipe.dump(), files], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _own_files(task: object, prepared: Prepared) -> Iterator[Path]:
+    """Files that a task names beside its expert: a head's weights, label names."""
+    head = getattr(task, "head", None)
+    for name in (getattr(task, "labels", None), *((head.weights, head.labels) if head else ())):
+        if isinstance(name, str):
+            yield prepared.folder / Path(name).expanduser()
+
+
+def _refuse_full_disk(target: Path, prepared: Prepared) -> None:
+    sizes = prepared.plan.sizes
+    needed = sizes.counted + sizes.heads + sizes.factors + sizes.whole + sizes.fixed  # the parts stay until the end
+    existing = next(p for p in (target, *target.parents) if p.exists())
+    free = shutil.disk_usage(existing).free
+    if needed > free:
+        raise MassError(f"{existing}: the merge needs {needed:,} bytes, the disk has {free:,} left. Free some space.")
+
+
+def _equal_experts(prepared: Prepared, work: WorkFolder) -> list[Problem]:
+    """Experts that change nothing, which most often is a mistake in the recipe."""
+    if prepared.recipe.merge.method != "mass":
+        return []
+    headers = [work.header(i) for i in range(len(prepared.plan.tensors))]
+    return [
+        Problem(f"task {task.name} ({task.expert})", "is equal to the base: fine-tuning changed no tensor.", "warning")
+        for i, task in enumerate(prepared.recipe.tasks)
+        if not any(f"{i}.s" in header or f"{i}.whole" in header for header in headers)
+    ]

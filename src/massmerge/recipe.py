@@ -1,0 +1,222 @@
+"""The YAML file that says what to merge."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from massmerge.errors import InputError
+
+TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_WINDOWS_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LinearHead(_Part):
+    """A linear head given as a file: `weight (labels, features)`, optionally `bias`."""
+
+    weights: str
+    labels: str | list[str]
+    normalize: bool = False
+    """Whether the features are scaled to length 1 first, as for heads of text embeddings."""
+    scale: float = 1.0
+
+
+class TaskRecipe(_Part):
+    """One expert, its head and its labels."""
+
+    name: str
+    expert: str
+    head: LinearHead | None = None
+    labels: str | list[str] | None = None
+    """Names of the labels, or a file with one a line; instead of those in the expert's config.json."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_folder_name(cls, name: str) -> str:
+        if not TASK_NAME.fullmatch(name) or _WINDOWS_NAMES.fullmatch(name) or name.endswith("."):
+            raise ValueError(f"{name!r} is no folder name: use letters, digits, '_', '-' and '.', up to 100 of them")
+        return name
+
+
+class Redundancy(_Part):
+    """Which tasks are left out of the fixed model because an earlier one already stands for them."""
+
+    metric: Literal["cosine", "angles"] = "cosine"
+    threshold: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.3
+
+
+class MergeOptions(_Part):
+    """How the experts become one."""
+
+    method: Literal["mass", "tsv_m"] = "mass"
+    budget: Annotated[float, Field(gt=1.0)] | None = None
+    """Bytes of the bundle without heads, as a multiple of the base's; 2.0 unless `rank` is given."""
+    rank: str | int | float | None = None
+    """`1/T` of the full rank (the paper's), a number, or below 1 the share of each delta's energy to keep."""
+    redundancy: Redundancy | Literal["none"] = Redundancy()
+    base: Literal["copy", "by_reference"] = "copy"
+
+    @field_validator("rank", mode="plain")
+    @classmethod
+    def _is_rank(cls, rank: object) -> object:
+        whole = isinstance(rank, int) and not isinstance(rank, bool) and rank >= 1
+        share = isinstance(rank, float) and 0.0 < rank < 1.0
+        if rank is None or rank == "1/T" or whole or share:
+            return rank
+        raise ValueError("a rank is 1/T, a whole number from 1 on, or a share of energy between 0 and 1")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_rule(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if data.get("rank") is not None and data.get("budget") is not None:
+            raise ValueError("give either budget or rank, not both")
+        return {"budget": 2.0, **data} if data.get("rank") is None else data
+
+
+class RouterOptions(_Part):
+    """How an input finds its task."""
+
+    kind: Literal["projection", "nearest", "prototype", "mlp"] = "projection"
+    site: str | list[str] = "auto"
+    token: Literal["auto", "cls", "mean", "both"] = "auto"
+    first_pass: Literal["base", "fixed"] = "base"
+    score: Literal["residual", "l1", "mahalanobis", "energy"] = "residual"
+    standardize: bool = True
+    temperature: Annotated[float, Field(gt=0.0)] = 1.0
+    threshold: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
+    top_k: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+
+
+class Recipe(_Part):
+    """What to merge, and how. Unknown keys are errors."""
+
+    base: str
+    tasks: Annotated[list[TaskRecipe], Field(min_length=1)]
+    processor: str | None = None
+    """Folder or hub id of the tokenizer or image processor, if not the base's."""
+    merge: MergeOptions = MergeOptions.model_validate({})
+    router: RouterOptions = RouterOptions()
+    shared_labels: list[list[str]] = []
+    """Groups of `task/label` that mean the same thing."""
+
+    @field_validator("tasks")
+    @classmethod
+    def _names_differ(cls, tasks: list[TaskRecipe]) -> list[TaskRecipe]:
+        seen: dict[str, str] = {}
+        for task in tasks:
+            # Case matters not to some file systems, and tasks are folders.
+            if task.name.lower() in seen:
+                raise ValueError(f"two tasks are called {task.name!r}: give each its own name")
+            seen[task.name.lower()] = task.name
+        return tasks
+
+    @classmethod
+    def load(cls, path: str | Path) -> Recipe:
+        """Read a recipe.
+
+        Raises:
+            InputError: it cannot be read, or says something that no recipe says; every fault is named with its line.
+        """
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise InputError(f"{path}: no such recipe.") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: cannot be read ({error}).") from None
+        return cls.parse(text, str(path))
+
+    @classmethod
+    def parse(cls, text: str, name: str = "recipe") -> Recipe:
+        """A recipe from YAML text; `name` stands in messages."""
+        try:
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+            data = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            where = f"{name}:{mark.line + 1}" if mark else name
+            raise InputError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        if not isinstance(data, dict):
+            raise InputError(f"{name}: a recipe is a mapping with the keys base and tasks.")
+        faults = [f"{name}:{line}: the key {key!r} stands there twice" for key, line in _repeated_keys(node)]
+        try:
+            recipe = cls.model_validate(data)
+        except ValidationError as error:
+            faults += [_fault(name, node, dict(e)) for e in error.errors()]
+            raise InputError("\n".join(dict.fromkeys(faults))) from None
+        if faults:
+            raise InputError("\n".join(faults))
+        return recipe
+
+    def dump(self) -> str:
+        """The recipe as YAML, with every default spelled out."""
+        return yaml.safe_dump(self.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
+
+
+def _fault(name: str, node: yaml.Node | None, error: dict[str, Any]) -> str:
+    """One fault in the recipe's own words: line, key, what is wrong, what would be right."""
+    path = [p for p in error["loc"] if not (isinstance(p, str) and re.search(r"[\[(]|^(int|float|str|list)$", p))]
+    where = f"{name}:{_line(node, path)}"
+    key = ".".join(str(p) for p in path) or "recipe"
+    if error["type"] == "extra_forbidden":
+        known = ", ".join(_known_keys(path[:-1]))
+        return f"{where}: unknown key {key!r}" + (f" (known here: {known})" if known else "")
+    if error["type"] == "missing":
+        return f"{where}: {key!r} is missing"
+    message = error["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(error["input"], dict | list) else f" (it is {error['input']!r})"
+    return f"{where}: {key!r}: {message}{given}"
+
+
+def _known_keys(path: Sequence[str | int]) -> list[str]:
+    """Keys of the part of a recipe at that path."""
+    parts: dict[str, type[BaseModel]] = {
+        "tasks": TaskRecipe, "head": LinearHead, "merge": MergeOptions, "router": RouterOptions, "redundancy": Redundancy,
+    }  # fmt: skip
+    names = [p for p in path if isinstance(p, str)]
+    part = parts.get(names[-1]) if names else Recipe
+    return list(part.model_fields) if part else []
+
+
+def _line(node: yaml.Node | None, path: Sequence[str | int]) -> int:
+    """The line (from 1) of the last part of a path that stands in the text."""
+    line = 1
+    for key in path:
+        if isinstance(node, yaml.MappingNode):
+            pair = next(((k, v) for k, v in node.value if k.value == str(key)), None)
+            if pair is None:
+                break
+            line, node = pair[0].start_mark.line + 1, pair[1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
+            node = node.value[key]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return line
+
+
+def _repeated_keys(node: yaml.Node | None) -> list[tuple[str, int]]:
+    """Keys that a mapping has twice; YAML's reader would keep the last without a word."""
+    found: list[tuple[str, int]] = []
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if key.value in seen:
+                found.append((key.value, key.start_mark.line + 1))
+            seen.add(key.value)
+            found += _repeated_keys(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            found += _repeated_keys(value)
+    return found

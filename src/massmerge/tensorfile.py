@@ -1,0 +1,147 @@
+"""Safetensors files read and written one tensor at a time.
+
+The library's own reader maps the whole file, so every page that was read counts as resident memory until the file is
+closed, and it has no writer that appends. Both matter here: a merge reads twenty experts in the memory of one, and a
+bundle's files are put together from parts. The format is eight bytes of length, a JSON header, and the bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from massmerge.errors import InputError
+
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+    "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+_HEADER_LIMIT = 100_000_000  # the format's own limit
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Shape and dtype of a stored tensor, and where its bytes lie."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    path: Path | None = None
+    offset: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the data."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """The tensors of a safetensors file, from its header alone.
+
+    Raises:
+        InputError: the file is no safetensors file, or is cut short.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, _HEADER_LIMIT):
+                raise ValueError(f"its header would be {length} bytes long, the file has {size}")
+            entries = json.loads(file.read(length))
+        entries.pop("__metadata__", None)
+        infos = {name: _info(entry, path, 8 + length) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: not a safetensors file, or damaged ({error}). Download or save it again.") from None
+    end = max((info.offset + info.nbytes for info in infos.values()), default=8 + length)
+    if end != size:
+        raise InputError(
+            f"{path}: damaged: its header speaks of {end} bytes, the file has {size}. Download or save it again."
+        )
+    return infos
+
+
+def _info(entry: dict[str, Any], path: Path, start: int) -> TensorInfo:
+    shape = tuple(int(n) for n in entry["shape"])
+    begin, stop = (int(n) for n in entry["data_offsets"])
+    info = TensorInfo(shape, DTYPES[str(entry["dtype"])], path, start + begin)
+    if min((*shape, 0)) < 0 or stop - begin != info.nbytes:
+        raise ValueError(f"shape {shape} does not match {stop - begin} bytes")
+    return info
+
+
+def read_bytes(info: TensorInfo) -> bytearray:
+    """The raw bytes of a stored tensor."""
+    assert info.path is not None, "the tensor's data is not on this machine"
+    data = bytearray(info.nbytes)
+    with info.path.open("rb", buffering=0) as file:
+        file.seek(info.offset)
+        view, done = memoryview(data), 0
+        while done < len(data):
+            count = file.readinto(view[done:])
+            if not count:
+                raise InputError(f"{info.path}: cut short while it was read. Download or save it again.")
+            done += count
+    return data
+
+
+def read_tensor(info: TensorInfo) -> Tensor:
+    """A stored tensor, in memory of its own."""
+    if info.nbytes == 0:
+        return torch.empty(info.shape, dtype=info.dtype)
+    return torch.frombuffer(read_bytes(info), dtype=info.dtype).reshape(info.shape)
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """A tensor's data as little-endian bytes."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return memoryview(cast(Any, flat.view(torch.uint8).numpy())) if flat.numel() else memoryview(b"")
+
+
+def header_bytes(infos: dict[str, TensorInfo]) -> bytes:
+    """A safetensors header for tensors that will follow in this order."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for name, info in infos.items():
+        entries[name] = {
+            "dtype": _CODES[info.dtype],
+            "shape": list(info.shape),
+            "data_offsets": [begin, begin + info.nbytes],
+        }
+        begin += info.nbytes
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # data starts at a multiple of eight, as the format asks
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_stream(path: Path, infos: dict[str, TensorInfo], data: Iterable[memoryview | bytearray]) -> None:
+    """Write a safetensors file from tensors that arrive one after the other, in the order of `infos`."""
+    with path.open("wb") as file:
+        file.write(header_bytes(infos))
+        for info, chunk in zip(infos.values(), data, strict=True):
+            if len(chunk) != info.nbytes:
+                raise ValueError(f"{path}: {len(chunk)} bytes for a tensor of {info.nbytes}")
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write tensors to a safetensors file, sorted by name so that the same tensors give the same bytes."""
+    names = sorted(tensors)
+    infos = {name: TensorInfo(tuple(tensors[name].shape), tensors[name].dtype) for name in names}
+    write_stream(path, infos, (tensor_bytes(tensors[name]) for name in names))
+
+
+def read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a safetensors file, one after the other."""
+    for name, info in read_header(path).items():
+        yield name, read_tensor(info)

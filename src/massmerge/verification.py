@@ -1,0 +1,150 @@
+"""Proof that a bundle is what its manifest says, and that its factors are those of the original experts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from massmerge.bundle import Bundle
+from massmerge.checkpoints import LowRank
+from massmerge.checkpoints.skeleton import to_matrix
+from massmerge.deltas import delta
+from massmerge.errors import problems_error
+from massmerge.plan import Prepared, prepare
+
+# How far the measured error may lie above the one that the kept energy promises, by the dtype of the factors.
+_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+_WORST = 5
+
+
+@dataclass(frozen=True)
+class TensorError:
+    """How far one reconstructed delta is from the expert's."""
+
+    tensor: str
+    error: float
+    """‖kept − delta‖ / ‖delta‖."""
+    promised: float
+    """The same by the energy that the merge recorded: what the rank alone costs."""
+    tolerance: float
+
+    @property
+    def fault(self) -> bool:
+        """Whether the factors are worse than their rank explains."""
+        return not self.error <= self.promised + self.tolerance
+
+
+@dataclass(frozen=True)
+class TaskVerification:
+    """One task against its original expert."""
+
+    task: str
+    expert: str
+    error: float
+    """Relative error of all deltas together."""
+    worst: tuple[TensorError, ...]
+    faults: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `mass verify` found."""
+
+    path: str
+    files: int
+    damage: tuple[str, ...]
+    tasks: tuple[TaskVerification, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is off."""
+        return not self.damage and not any(task.faults for task in self.tasks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data."""
+        return {**asdict(self), "ok": self.ok}
+
+
+def verify_bundle(
+    path: str | Path,
+    *,
+    experts: bool = False,
+    folder: str | Path | None = None,
+    progress: Callable[[str], None] = lambda name: None,
+) -> Verification:
+    """Check every checksum, and with `experts` every delta against the original expert.
+
+    Args:
+        path: the bundle.
+        experts: whether to read the experts that the bundle's recipe names.
+        folder: what the recipe's relative paths start from; the current folder by default.
+        progress: hears each file and tensor.
+
+    Raises:
+        InputError: not a bundle, or an expert cannot be opened.
+    """
+    bundle = Bundle(path, check=False)
+    files = len(bundle.manifest["files"])
+    damage = tuple(bundle.damage(progress))
+    if damage or not experts:
+        return Verification(str(path), files, damage)
+    prepared = prepare(bundle.recipe, Path(folder or "."), download=True)
+    if prepared.plan.errors:
+        raise problems_error(prepared.plan.errors)
+    tasks = tuple(_verify_task(bundle, prepared, i, progress) for i in range(len(bundle.tasks)))
+    return Verification(str(path), files, damage, tasks)
+
+
+def _verify_task(
+    bundle: Bundle, prepared: Prepared, position: int, progress: Callable[[str], None]
+) -> TaskVerification:
+    task = bundle.tasks[position]
+    errors: list[TensorError] = []
+    faults: list[str] = []
+    squared_error = squared = 0.0
+    rows = {name: row for row, name in enumerate(bundle.ranks)}
+    for tensor in prepared.plan.tensors:
+        if not tensor.ranks[position]:
+            continue
+        progress(f"{task.name}: {tensor.name}")
+        base = prepared.base.read(tensor.name) if tensor.in_base else torch.zeros(tensor.shape)
+        given = prepared.experts[task.name].read(tensor.name)
+        if tensor.matrix is None:
+            assert isinstance(given, Tensor)
+            if not _whole_agrees(bundle.whole(task.name, tensor.name), base, given):
+                faults.append(f"{tensor.name}: not the expert's value")
+            continue
+        change = given.b @ given.a if isinstance(given, LowRank) else to_matrix(delta(base, given), tensor.kind)
+        length = float(change.double().norm())
+        factors = bundle.factors(task.name, tensor.name)
+        if factors is None:
+            if length > 0:
+                faults.append(f"{tensor.name}: the expert changes it, the bundle does not")
+            continue
+        difference = float(
+            (factors._replace(u=factors.u.float(), v=factors.v.float()).dense() - change).double().norm()
+        )
+        promised = math.sqrt(max(0.0, 1.0 - float(bundle.statistics["energy"][rows[tensor.name], position])))
+        found = TensorError(
+            tensor.name, difference / length if length else math.inf, promised, _TOLERANCE[factors.u.dtype]
+        )
+        errors.append(found)
+        squared_error, squared = squared_error + difference**2, squared + length**2
+        if found.fault:
+            faults.append(f"{tensor.name}: relative error {found.error:.2e}, its rank explains {found.promised:.2e}")
+    worst = tuple(sorted(errors, key=lambda e: -e.error)[:_WORST])
+    total = math.sqrt(squared_error / squared) if squared else 0.0
+    return TaskVerification(task.name, prepared.experts[task.name].source.text, total, worst, tuple(faults))
+
+
+def _whole_agrees(stored: Tensor | None, base: Tensor, given: Tensor) -> bool:
+    """Whether the bundle has the expert's value, or rightly none where the expert left the base alone."""
+    if stored is None:
+        return not bool(delta(base, given).any())
+    return bool(torch.equal(stored, given.to(stored.dtype)))
