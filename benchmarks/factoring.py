@@ -3,9 +3,10 @@
     python benchmarks/factoring.py --tasks 8 20 --blocks 2
 
 Both sides get the same deltas in the same process, one matrix after the other, so that a busy machine slows both. The
-naive side is the usual TSV-M: a full float32 SVD of each delta, two more of the concatenated bases. "Equal threads" runs
-both with torch's default threads, scipy's BLAS held to one as in every merge; "two workers" runs ours as `mass merge` does, whole matrices on two threads of one BLAS
-thread each, against the naive side with default threads. Errors are against the same algorithm in float64.
+naive side is the usual TSV-M: a full float32 SVD of each delta, two more of the concatenated bases. "Equal" runs both
+with torch's default threads, scipy's BLAS held to one; "workers" runs ours as `mass merge` does, whole matrices on two
+threads of one BLAS thread each, against the naive side with default threads. Errors are against the same algorithm in
+float64.
 
 Exits with 1 if a bound is missed.
 """

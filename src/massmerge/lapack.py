@@ -3,9 +3,9 @@
 `scipy.linalg.eigh(subset_by_index=…)` calls the same routine but holds the lock, so two threads factor no faster than
 one. The routine's address is public (`scipy.linalg.cython_lapack`), and ctypes releases the lock around a call.
 
-Callers that also use torch should hold scipy's BLAS to one thread (`threadpoolctl.threadpool_limits(1, user_api="blas")`,
-entered by the main thread: entered by another it may do nothing). Two pools that spin on the same cores cost more than the
-solver gains from a second thread.
+Callers that also use torch should hold scipy's BLAS to one thread (`threadpoolctl.threadpool_limits(1)`, in the main
+thread: in another it may do nothing). Two pools that spin on the same cores cost more than the solver gains from a
+second thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The mathematics of the method: plain functions over tensors.
 
-Letters are the paper's. `u (m, k)`, `s (k,)`, `v (k, n)` are the factors of one delta; rows of `v` are the task singular
-vectors. Nothing here knows a file, a task name or a device.
+Letters are the paper's. `u (m, k)`, `s (k,)`, `v (k, n)` are the factors of one delta; rows of `v` are the task
+singular vectors. Nothing here knows a file, a task name or a device.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from massmerge.lapack import top_eigh
 
-# A Gram matrix squares the spectrum, so float32 loses directions below sqrt(6e-8) of the largest singular value. Factors
-# whose last kept value falls below this share of the first are computed again from a float64 Gram matrix.
+# A Gram matrix squares the spectrum, so float32 loses directions below sqrt(6e-8) of the largest singular value.
+# Factors whose last kept value falls below this share of the first are computed again from a float64 Gram matrix.
 _FLOAT32_RANGE = 5e-3
 # From this share of the rank on, the partial solver has no advantage over a full SVD.
 _FULL_SVD_SHARE = 0.5
 # Rounding mixes neighbouring eigenvectors most. This many more than asked for are computed, so that the k-th and its
 # neighbours are told apart by the exact factoring of the projection, not by the Gram matrix.
 _MARGIN = 16
-# Eigenvalues of a Gram matrix of unit vectors below this are noise: the direction is in the others' span. Two tasks that
-# share a direction then share it in the merge as well, instead of amplifying rounding errors.
+# Eigenvalues of a Gram matrix of unit vectors below this are noise: the direction is in the others' span. Two tasks
+# that share a direction then share it in the merge as well, instead of amplifying rounding errors.
 _GRAM_FLOOR = 1e-12
 
 
@@ -47,8 +47,8 @@ class Factors(NamedTuple):
 def truncated_svd(a: Tensor, k: int) -> Factors:
     """The k largest singular triplets of `a (m, n)`, to a relative error of 1e-4 or better.
 
-    Low ranks come from the top eigenvectors of the smaller Gram matrix, which LAPACK finds alone; the projection on them
-    is then factored exactly, so `u` and `v` are orthonormal whatever the spectrum.
+    Low ranks come from the top eigenvectors of the smaller Gram matrix, which LAPACK finds alone; the projection on
+    them is then factored exactly, so `u` and `v` are orthonormal whatever the spectrum.
 
     >>> f = truncated_svd(torch.diag(torch.tensor([3.0, 2.0, 1.0])), 2)
     >>> [round(x, 4) for x in f.s.tolist()]
@@ -70,8 +70,8 @@ def truncated_svd(a: Tensor, k: int) -> Factors:
         return Factors(torch.eye(m, k, dtype=a.dtype), a.new_zeros(k), torch.eye(k, n, dtype=a.dtype))
     # Deltas can be as small as 1e-6 per entry; their squares leave float32's comfortable range.
     basis = _top_right_vectors(a / scale, k)
-    # One power step. A float32 Gram matrix leaks distant, smaller directions into the basis; each product with `a` scales
-    # them down again, and every error after it is that of a full SVD in float32.
+    # One power step. A float32 Gram matrix leaks distant, smaller directions into the basis; each product with `a`
+    # scales them down again, and every error after it is that of a full SVD in float32.
     left, _ = torch.linalg.qr(a @ basis.mT)
     right, r = torch.linalg.qr(a.mT @ left)
     v_small, s, u_small = torch.linalg.svd(r)
@@ -105,7 +105,7 @@ def lora_svd(b: Tensor, a: Tensor) -> Factors:
 
 
 def _inverse_root_eigh(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """`values^-½ (R,)` and eigenvectors `(R, R)` of a positive semi-definite matrix in float64; 0 for null directions."""
+    """`values^-½ (R,)`, 0 for null directions, and eigenvectors `(R, R)` of a semi-definite matrix, in float64."""
     values, vectors = torch.linalg.eigh(gram.double())
     kept = values > _GRAM_FLOOR * values[-1].clamp_min(0)
     return torch.where(kept, values, torch.inf).rsqrt(), vectors
@@ -123,7 +123,7 @@ def inverse_sqrt(gram: Tensor) -> Tensor:
 def polar_factor(x: Tensor) -> Tensor:
     """The nearest matrix with orthonormal columns to a tall `x (m, R)`, `x (xᵀx)^-½` (for a wide one: rows).
 
-    Null directions of `x` stay null, where a full SVD would fill them with arbitrary ones: equal columns get equal shares.
+    Null directions of `x` stay null, where a full SVD would fill them arbitrarily: equal columns get equal shares.
     """
     if x.shape[0] < x.shape[1]:
         return polar_factor(x.mT).mT
@@ -177,18 +177,18 @@ def cosine_matrix(tasks: Sequence[Factors]) -> Tensor:
 
 
 def principal_cosine(a: Factors, b: Factors) -> float:
-    """Cosine of the largest principal angle between two deltas' column spaces: 1 if one holds the other, 0 with a zero one."""
+    """Cosine of the largest angle between two deltas' column spaces: 1 if one holds the other, 0 with a zero one."""
     overlap = _column_space(a).mT @ _column_space(b)
     return min(float(torch.linalg.svdvals(overlap).min()), 1.0) if overlap.numel() else 0.0
 
 
 def _column_space(f: Factors) -> Tensor:
-    """The columns of `u` that the delta reaches; a delta of lower rank than its factors leaves the others to rounding."""
+    """The columns of `u` that the delta reaches; beyond the rank of the delta the others are arbitrary."""
     return f.u[:, f.s > torch.finfo(f.s.dtype).eps * max(f.u.shape[0], f.v.shape[1]) * f.s[:1]]
 
 
 def accept_distinct(similarity: Tensor, threshold: float) -> list[int]:
-    """The paper's redundancy filter: in order, a task is left out if it is more similar than `threshold` to an accepted one.
+    """The paper's redundancy filter: in order, a task too similar to an accepted one is left out.
 
     Args:
         similarity: (T, T), cosines of the deltas or of their principal angles.

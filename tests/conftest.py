@@ -1,0 +1,24 @@
+"""Settings for every test: no network, one seed, quiet libraries."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Products in bfloat16 crash on some machines without this; it must be set before torch is imported.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import pytest
+import torch
+from hypothesis import settings
+from transformers.utils import logging
+
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+torch.set_num_threads(1)  # tests run in parallel processes
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
