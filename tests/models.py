@@ -1,11 +1,18 @@
 """Tiny models of the real classes, with experts made by shifting their weights."""
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import transformers as tf
 import yaml
+from safetensors.torch import load_file, save_file
+
+from massmerge.checkpoints import Base, Expert, LowRank, find_source, is_adapter, narrow, open_base, open_expert
+from massmerge.checkpoints.experts import task_skeleton
+from massmerge.checkpoints.skeleton import from_matrix
 
 _SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -108,3 +115,63 @@ def write_recipe(folder: Path, tasks: list[str], base: str = "base", name: str =
         data["router"] = router
     (folder / name).write_text(yaml.safe_dump(data, sort_keys=False))
     return folder / name
+
+
+def save_as(model: tf.PreTrainedModel, folder: Path, form: str = "safetensors") -> Path:
+    """A model as a Hugging Face folder whose weights are of that form: safetensors or bin, whole or sharded."""
+    model.save_pretrained(folder, max_shard_size="40KB" if form == "sharded safetensors" else "5GB")
+    if not form.endswith("bin"):
+        return folder
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    if form == "bin":
+        torch.save(state, folder / "pytorch_model.bin")
+        return folder
+    names = sorted(state)
+    shards = {"pytorch_model-00001-of-00002.bin": names[::2], "pytorch_model-00002-of-00002.bin": names[1::2]}
+    for file, members in shards.items():
+        torch.save({name: state[name] for name in members}, folder / file)
+    index = {"weight_map": {name: file for file, members in shards.items() for name in members}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    """Change the state dict in a folder's weights."""
+    path = folder / "model.safetensors"
+    path = path if path.exists() else folder / "adapter_model.safetensors"
+    state = change(load_file(path))
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, path, {"format": "pt"})
+
+
+def open_pair(folder: Path, expert: str = "expert", base: str = "base") -> tuple[Base, Expert]:
+    """A base, narrowed to what the expert is a version of, and the expert."""
+    source = find_source(expert, folder, download=False)
+    opened = open_base(find_source(base, folder, download=False))
+    if not is_adapter(source):
+        opened = narrow(opened, task_skeleton(source, opened)[0])
+    return opened, open_expert(source, opened)
+
+
+def weights_of(base: Base, expert: Expert) -> dict[str, torch.Tensor]:
+    """The fine-tuned backbone under module names, as a merge reads it."""
+    state = {name: base.read(name).float() for name in base.slots}
+    for name in expert.names():
+        given = expert.read(name)
+        if isinstance(given, LowRank):
+            state[name] = state[name] + from_matrix(given.b @ given.a, base.slots[name])
+        else:
+            state[name] = given.float()
+    return state
+
+
+def state_of(model: torch.nn.Module, kind: type) -> dict[str, torch.Tensor]:
+    """The state dict of the backbone inside a task's model, in float32."""
+    return {name: tensor.float() for name, tensor in backbone_of(model, kind).state_dict().items()}
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 0.0) -> None:
+    """Every tensor that was found equals its namesake; the worst is named where one does not."""
+    errors = {name: float((tensor - expected[name]).abs().max()) for name, tensor in found.items()}
+    worst = max(errors, key=errors.__getitem__)
+    assert errors[worst] <= tolerance, f"{worst} is off by {errors[worst]}"

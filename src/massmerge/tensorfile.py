@@ -59,7 +59,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             entries = json.loads(file.read(length))
         entries.pop("__metadata__", None)
         infos = {name: _info(entry, path, 8 + length) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path}: not a safetensors file, or damaged ({error}). Download or save it again.") from None
     end = max((info.offset + info.nbytes for info in infos.values()), default=8 + length)
     if end != size:
@@ -73,8 +73,8 @@ def _info(entry: dict[str, Any], path: Path, start: int) -> TensorInfo:
     shape = tuple(int(n) for n in entry["shape"])
     begin, stop = (int(n) for n in entry["data_offsets"])
     info = TensorInfo(shape, DTYPES[str(entry["dtype"])], path, start + begin)
-    if min((*shape, 0)) < 0 or stop - begin != info.nbytes:
-        raise ValueError(f"shape {shape} does not match {stop - begin} bytes")
+    if min((*shape, begin)) < 0 or stop - begin != info.nbytes:
+        raise ValueError(f"shape {shape} does not match bytes {begin} to {stop}")
     return info
 
 

@@ -56,7 +56,7 @@ class PickleStore:
         """The tensor of that name; the file is mapped anew so that no page of it stays resident afterwards."""
         path = self.infos[name].path
         assert path is not None
-        return _load_pickle(path)[name].clone()
+        return _load_pickle(path)[name].detach().clone()
 
 
 class HeaderStore:
@@ -82,7 +82,7 @@ def _load_pickle(path: Path) -> dict[str, Tensor]:
     for wrapper in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
-    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(n, str) and isinstance(t, Tensor) for n, t in state.items()):
         raise InputError(f"{path}: not a state dict (a dictionary of names and tensors). Save `model.state_dict()`.")
     return state
 
@@ -116,8 +116,8 @@ def open_folder(folder: Path, stem: str = "model", pickle_stem: str = "pytorch_m
 
 def _shards(folder: Path, index: Path) -> list[Path]:
     try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
+        names = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{index}: not a weight index ({error!r}). Download or save the checkpoint again.") from None
     if any(Path(name).name != name for name in names):
         raise InputError(f"{index}: names a shard outside of its folder.")
