@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from massmerge.checkpoints.stores import HeaderStore, Store, open_file, open_folder
+from massmerge.checkpoints.stores import HeaderStore, Store, open_file, open_folder, weight_files
 from massmerge.errors import InputError
 from massmerge.tensorfile import DTYPES, TensorInfo
 
@@ -100,25 +100,41 @@ def _find_on_hub(text: str, path: Path, *, download: bool) -> Source:
     options: dict[str, Any] = {"revision": revision or None}
     try:
         cached = Path(snapshot_download(repo, local_files_only=True, **options))
-        if any(cached.glob("*.safetensors")) or any(cached.glob("*.bin")):
+        if _has_weights(cached):
             return Source(text, cached, cached.name)
     except (OSError, ValueError):
         pass  # not in the cache: ask the hub
     try:
         if not download:
             return _fetch_small_files(text, repo, options)
-        folder = Path(snapshot_download(repo, allow_patterns=[*_SMALL_FILES, "*.safetensors"], **options))
-        if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(repo, allow_patterns=[*_SMALL_FILES, "*.bin"], **options))
+        for kind in ("*.safetensors", "*.bin"):
+            # Subfolders hold other formats and checkpoints of the training: many times the weights that are wanted.
+            wanted = {"allow_patterns": [*_SMALL_FILES, kind], "ignore_patterns": ["*/*"]}
+            folder = Path(snapshot_download(repo, **wanted, **options))
+            if _has_weights(folder):
+                break
         return Source(text, folder, folder.name)
     except InputError:
         raise
     except Exception as error:  # the hub's client passes on errors of whatever transport it uses
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
-            f"{text}: no such file or folder (looked for {path.resolve()}), and not to be had from the hub ({reason}). "
+            f"{text}: no such file or folder (looked for {path.resolve()}), and not to be had from the hub "
+            f"({_first_line(error)}). "
             "Check the path; for a hub id, download it once while online."
         ) from None
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether a snapshot holds a model's or an adapter's weights, all shards of them.
+
+    One that was only planned with, or whose download was interrupted, does not.
+    """
+    for stems in (("model", "pytorch_model"), ("adapter_model", "adapter_model")):
+        try:
+            return bool(weight_files(folder, *stems))
+        except InputError:
+            continue
+    return False
 
 
 def _fetch_small_files(text: str, repo: str, options: dict[str, Any]) -> Source:
@@ -145,5 +161,17 @@ def _remote_headers(text: str, filename: str) -> Store:
             files = [api.parse_safetensors_file_metadata(repo, filename, revision=revision or None)]
     except NotASafetensorsRepoError:
         raise InputError(f"{text}: has only pickled weights, whose shapes cannot be read before a download.") from None
+    except Exception as error:  # the hub's client passes on errors of whatever transport it uses
+        raise InputError(
+            f"{text}: no header of {filename} to be had from the hub ({_first_line(error)}). "
+            "Download it once, then plan again."
+        ) from None
     tensors = {name: info for file in files for name, info in file.tensors.items()}
+    unknown = sorted({str(t.dtype) for t in tensors.values()} - DTYPES.keys())
+    if unknown:
+        raise InputError(f"{text}: holds tensors of type {', '.join(unknown)}, which cannot be merged.")
     return HeaderStore({n: TensorInfo(tuple(t.shape), DTYPES[str(t.dtype)]) for n, t in tensors.items()})
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

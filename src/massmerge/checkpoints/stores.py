@@ -103,12 +103,22 @@ def open_file(path: Path) -> Store:
 
 
 def open_folder(folder: Path, stem: str = "model", pickle_stem: str = "pytorch_model") -> Store:
-    """A store over the weights of a Hugging Face folder: safetensors before pickles, whole before sharded."""
-    for name, kind in ((f"{stem}.safetensors", SafetensorsStore), (f"{pickle_stem}.bin", PickleStore)):
+    """A store over the weights of a Hugging Face folder."""
+    files = weight_files(folder, stem, pickle_stem)
+    return SafetensorsStore(files) if files[0].suffix == ".safetensors" else PickleStore(files)
+
+
+def weight_files(folder: Path, stem: str = "model", pickle_stem: str = "pytorch_model") -> list[Path]:
+    """The files that hold a folder's weights: safetensors before pickles, whole before sharded.
+
+    Raises:
+        InputError: there are none, or some of them are missing.
+    """
+    for name in (f"{stem}.safetensors", f"{pickle_stem}.bin"):
         if (folder / name).is_file():
-            return kind([folder / name])
+            return [folder / name]
         if (folder / f"{name}.index.json").is_file():
-            return kind(_shards(folder, folder / f"{name}.index.json"))
+            return _shards(folder, folder / f"{name}.index.json")
     raise InputError(
         f"{folder}: no weights in it. Looked for {stem}.safetensors, {pickle_stem}.bin and their .index.json."
     )
@@ -119,6 +129,8 @@ def _shards(folder: Path, index: Path) -> list[Path]:
         names = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{index}: not a weight index ({error!r}). Download or save the checkpoint again.") from None
+    if not names:
+        raise InputError(f"{index}: names no shards. Download or save the checkpoint again.")
     if any(Path(name).name != name for name in names):
         raise InputError(f"{index}: names a shard outside of its folder.")
     missing = [name for name in names if not (folder / name).is_file()]
