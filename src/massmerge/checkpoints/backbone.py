@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, Slot, build
+from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, Slot, build, untie_output
 from massmerge.checkpoints.sources import Source
 from massmerge.checkpoints.stores import Store
 from massmerge.errors import InputError, listing
@@ -94,7 +94,18 @@ def open_base(source: Source) -> Base:
         raise InputError(f"{source.text}: its weights are not those of a {skeleton.class_name}.")
     if match.mismatched:
         raise InputError(f"{source.text}: weights and config.json do not agree:{shape_listing(match.mismatched)}")
+    # Behind the blocks a tensor may be missing: a masked language model has no pooler.
+    absent = [name for name in match.missing if in_block(name)]
+    if absent:
+        raise InputError(
+            f"{source.text}: a {skeleton.class_name} has tensors that its weights lack:{listing(absent, 200)}"
+        )
     return Base(source, skeleton, store, match.readings)
+
+
+def in_block(name: str) -> bool:
+    """Whether a tensor belongs to one of the blocks that a model repeats."""
+    return any(part.isdigit() for part in name.split("."))
 
 
 def shape_listing(shapes: Mapping[str, tuple[object, object]]) -> str:
@@ -187,7 +198,7 @@ def infer_task_model(
     names = [*candidates, *_task_classes(config)]
     best: tuple[Skeleton, Match] | None = None
     for class_name in dict.fromkeys([base.skeleton.class_name, *names]):
-        skeleton = _with_labels(config, class_name, infos)
+        skeleton = untie_output(_with_labels(config, class_name, infos), infos)
         match = skeleton.match(infos)
         if best is None or len(match.unexpected) < len(best[1].unexpected):
             best = skeleton, match

@@ -12,12 +12,13 @@ from massmerge.checkpoints.backbone import (
     Base,
     Split,
     config_differences,
+    in_block,
     infer_task_model,
     load_config,
     shape_listing,
     split,
 )
-from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, build
+from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, build, untie_output
 from massmerge.checkpoints.sources import Source
 from massmerge.checkpoints.stores import Store
 from massmerge.errors import InputError, listing
@@ -115,7 +116,7 @@ def task_skeleton(source: Source, base: Base) -> tuple[Skeleton, Store, Match]:
         skeleton, match = infer_task_model(base, store.infos)
         return skeleton, store, match
     config = load_config(source)
-    skeleton = build(config, (config.architectures or [None])[0])
+    skeleton = untie_output(build(config, (config.architectures or [None])[0]), store.infos)
     return skeleton, store, skeleton.match(store.infos)
 
 
@@ -161,7 +162,7 @@ def _refuse_differences(skeleton: Skeleton, match: Match, parts: Split, base: Ba
         "the expert lacks": listing(match.missing, _ALL),
         # An expert may do without what lies behind the blocks, such as a pooler, but not without a block.
         "the base has these, the expert does not": listing(
-            (n for n in base.slots if n not in covered and any(part.isdigit() for part in n.split("."))), _ALL
+            (n for n in base.slots if n not in covered and in_block(n)), _ALL
         ),
         "the expert has these, the base does not": listing(parts.extra, _ALL),
         f"the expert has these, its class {skeleton.class_name} does not": listing(match.unexpected, _ALL),

@@ -194,6 +194,26 @@ class Skeleton:
         return None
 
 
+def untie_output(skeleton: Skeleton, infos: Mapping[str, TensorInfo]) -> Skeleton:
+    """The skeleton with an output layer of its own, where a file holds one beside the embeddings it would be tied to.
+
+    `from_pretrained` decides so too: T5 version 1.1 and FLAN-T5 have such a layer, though their class ties the two.
+    """
+    output = skeleton.model.get_output_embeddings()
+    path = next((p for p, module in skeleton.model.named_modules() if module is output), None)
+    slot = skeleton.slots.get(skeleton.canonical.get(f"{path}.weight", ""))
+    if output is None or slot is None or not slot.aliases:
+        return skeleton
+    held = {target: infos[key] for key, (target, _) in skeleton.rename(infos).items()}
+    own = held.pop(f"{path}.weight", None)
+    rest = [held[name] for name in (slot.name, *slot.aliases) if name in held]
+    # A pickle of tied weights names the same bytes twice.
+    if own is None or not rest or any((own.path, own.offset) == (other.path, other.offset) for other in rest):
+        return skeleton
+    output.weight = nn.Parameter(torch.empty_like(output.weight))
+    return Skeleton(skeleton.model)
+
+
 def _convert(reading: Reading, tensors: list[Tensor], config: PretrainedConfig) -> dict[str, Tensor]:
     converter = deepcopy(reading.converter)
     assert converter is not None

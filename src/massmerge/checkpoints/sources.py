@@ -109,7 +109,7 @@ def _find_on_hub(text: str, path: Path, *, download: bool) -> Source:
             return _fetch_small_files(text, repo, options)
         for kind in ("*.safetensors", "*.bin"):
             # Subfolders hold other formats and checkpoints of the training: many times the weights that are wanted.
-            wanted = {"allow_patterns": [*_SMALL_FILES, kind], "ignore_patterns": ["*/*"]}
+            wanted: dict[str, Any] = {"allow_patterns": [*_SMALL_FILES, kind], "ignore_patterns": ["*/*"]}
             folder = Path(snapshot_download(repo, **wanted, **options))
             if _has_weights(folder):
                 break

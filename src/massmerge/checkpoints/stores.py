@@ -47,7 +47,8 @@ class PickleStore:
     def __init__(self, paths: list[Path]) -> None:
         self._paths = paths
         self.infos: dict[str, TensorInfo] = {
-            name: TensorInfo(tuple(tensor.shape), tensor.dtype, path)
+            # The offset means nothing but that tensors which share their bytes have the same.
+            name: TensorInfo(tuple(tensor.shape), tensor.dtype, path, tensor.data_ptr())
             for path in paths
             for name, tensor in _load_pickle(path).items()
         }
