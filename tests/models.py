@@ -175,3 +175,29 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
     errors = {name: float((tensor - expected[name]).abs().max()) for name, tensor in found.items()}
     worst = max(errors, key=errors.__getitem__)
     assert errors[worst] <= tolerance, f"{worst} is off by {errors[worst]}"
+
+
+def read_deltas(folder: Path, name: str, tasks: list[str]) -> tuple[dict, dict[str, dict]]:
+    """The base's tensors, and for each task its expert's deltas, both under module names; read by transformers alone."""
+    family = FAMILIES[name]
+    base = family.base.from_pretrained(folder / "base").state_dict()
+    deltas = {}
+    for task in tasks:
+        inside = backbone_of(family.expert.from_pretrained(folder / task), family.base).state_dict()
+        deltas[task] = {key: inside.get(key, value) - value for key, value in base.items()}
+    return base, deltas
+
+
+def write_shifted(folder: Path, name: str, base: tf.PreTrainedModel, shift: dict[str, torch.Tensor]) -> None:
+    """An expert that is the base plus the given deltas, with a random head."""
+    family = FAMILIES[name]
+    torch.manual_seed(len(folder.name))
+    expert = family.expert(base.config)
+    state = {key: value + shift[key] if key in shift else value for key, value in base.state_dict().items()}
+    backbone_of(expert, family.base).load_state_dict(state, strict=False)
+    expert.save_pretrained(folder)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder."""
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}

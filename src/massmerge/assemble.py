@@ -12,6 +12,8 @@ import torch
 import massmerge
 from massmerge.bundle import BASE_WEIGHTS, FIXED, STATISTICS, write_manifest
 from massmerge.card import bundle_card, checkpoint_card
+from massmerge.deltas import finite
+from massmerge.errors import InputError
 from massmerge.heads import write_head
 from massmerge.heads.sources import write_json
 from massmerge.plan import Prepared
@@ -39,7 +41,10 @@ def assemble_bundle(prepared: Prepared, work: WorkFolder, fingerprint: str) -> N
         folder = out / "tasks" / task.name
         folder.mkdir(parents=True)
         _write_task(prepared, work, position, folder)
-        write_head(folder, prepared.heads[task.name])
+        try:
+            write_head(folder, prepared.heads[task.name])
+        except InputError as error:
+            raise InputError(f"task {task.name} ({task.expert}): {error}") from None
     _write_statistics(prepared, work, out / STATISTICS)
     if recipe.router.first_pass == "fixed":
         _write_fixed(prepared, work, out / FIXED)
@@ -59,7 +64,7 @@ def assemble_checkpoint(prepared: Prepared, work: WorkFolder, fingerprint: str) 
     _write_config(prepared, out)
     merged = {t.name: work.header(i)["merged"] for i, t in enumerate(prepared.plan.tensors) if t.in_base}
     infos = {name: prepared.base.info(name) for name in sorted(prepared.base.slots)}
-    data = (read_bytes(merged[name]) if name in merged else tensor_bytes(prepared.base.read(name)) for name in infos)
+    data = (read_bytes(merged[name]) if name in merged else _base_bytes(prepared, name) for name in infos)
     write_stream(out / "model.safetensors", infos, data)
     _copy_processor(prepared, out)
     (out / "mass_recipe.yaml").write_text(prepared.recipe.dump(), encoding="utf-8")
@@ -85,7 +90,11 @@ def _write_config(prepared: Prepared, folder: Path) -> None:
 def _write_base(prepared: Prepared, path: Path) -> None:
     """The base under module names, which `from_pretrained` reads as well as the names of older versions."""
     infos = {name: prepared.base.info(name) for name in sorted(prepared.base.slots)}
-    write_stream(path, infos, (tensor_bytes(prepared.base.read(name)) for name in infos))
+    write_stream(path, infos, (_base_bytes(prepared, name) for name in infos))
+
+
+def _base_bytes(prepared: Prepared, name: str) -> memoryview:
+    return tensor_bytes(finite(prepared.base.read(name), f"base ({prepared.recipe.base})", name))
 
 
 def _copy_processor(prepared: Prepared, folder: Path) -> None:

@@ -38,8 +38,19 @@ def write_manifest(folder: Path, data: dict[str, Any]) -> None:
     """Write the manifest of a complete folder, with size and SHA-256 of every file in it."""
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
     files = {p.relative_to(folder).as_posix(): {"bytes": p.stat().st_size, "sha256": file_sha256(p)} for p in paths}
-    text = json.dumps({"format_version": FORMAT_VERSION, **data, "files": files}, ensure_ascii=False, indent=None)
+    sign_manifest(folder, {"format_version": FORMAT_VERSION, **data, "files": files})
+
+
+def sign_manifest(folder: Path, data: dict[str, Any]) -> None:
+    """Write a manifest as it is given, with a checksum of its own."""
+    text = json.dumps({**data, "sha256": _manifest_sha256(data)}, ensure_ascii=False)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def _manifest_sha256(data: dict[str, Any]) -> str:
+    """Checksum of what a manifest says, whatever the order of its keys."""
+    rest = {key: value for key, value in data.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -55,21 +66,45 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder}: not a bundle (no {MANIFEST} in it). `mass merge recipe.yaml {folder}` makes one.")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        version, files = data["format_version"], data["files"]
-        sizes = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        version = data["format_version"]
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: damaged ({error!r}). Merge again, or copy the bundle again.") from None
     if not isinstance(version, int) or version > FORMAT_VERSION or version < 1:
         raise InputError(
             f"{path}: has format version {version}, this massmerge reads up to {FORMAT_VERSION}. "
             "`pip install -U massmerge` gets a newer one."
         )
-    for name in sizes:
-        parts = PurePosixPath(name)
-        inside = (folder / name).resolve().is_relative_to(folder.resolve())
-        if parts.is_absolute() or ".." in parts.parts or "\\" in name or not inside:
+    if data.get("sha256") != _manifest_sha256(data):
+        raise InputError(f"{path}: its bytes have changed (SHA-256 differs). Merge again, or copy the bundle again.")
+    for name in data["files"]:
+        if not _inside(folder, name):
             raise InputError(f"{path}: names {name!r}, which is outside of the bundle. Do not use this bundle.")
     return data
+
+
+def _inside(folder: Path, name: str) -> bool:
+    """Whether a name in a manifest is a path within the folder, after symbolic links too."""
+    parts = PurePosixPath(name)
+    if parts.is_absolute() or ".." in parts.parts or "\\" in name or "\0" in name:
+        return False
+    return (folder / name).resolve().is_relative_to(folder.resolve())
+
+
+def find_damage(
+    folder: Path, manifest: dict[str, Any], progress: Callable[[str], None] = lambda name: None
+) -> list[str]:
+    """Files that are not what the manifest says, by size and SHA-256; `progress` hears each name."""
+    faults = []
+    for name, entry in manifest["files"].items():
+        progress(name)
+        path = folder / name
+        if not path.is_file():
+            faults.append(f"{name}: missing")
+        elif path.stat().st_size != entry["bytes"]:
+            faults.append(f"{name}: {path.stat().st_size} bytes, should be {entry['bytes']}")
+        elif file_sha256(path) != entry["sha256"]:
+            faults.append(f"{name}: its bytes have changed (SHA-256 differs)")
+    return faults
 
 
 @dataclass(frozen=True)
@@ -109,22 +144,18 @@ class Bundle:
 
     def damage(self, progress: Callable[[str], None] = lambda name: None) -> list[str]:
         """Files that are not what the manifest says, by size and SHA-256; `progress` hears each name."""
-        faults = []
-        for name, entry in self.manifest["files"].items():
-            progress(name)
-            path = self.path / name
-            if not path.is_file():
-                faults.append(f"{name}: missing")
-            elif path.stat().st_size != entry["bytes"]:
-                faults.append(f"{name}: {path.stat().st_size} bytes, should be {entry['bytes']}")
-            elif file_sha256(path) != entry["sha256"]:
-                faults.append(f"{name}: its bytes have changed (SHA-256 differs)")
-        return faults
+        return find_damage(self.path, self.manifest, progress)
+
+    def file(self, name: str) -> Path:
+        """A file of the bundle; what the manifest does not name is never read."""
+        if name not in self.manifest["files"]:
+            raise InputError(f"{self.path}: its manifest names no {name}. Merge again, or copy the bundle again.")
+        return self.path / name
 
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe that the bundle was made by."""
-        return Recipe.load(self.path / "recipe.yaml")
+        return Recipe.load(self.file("recipe.yaml"))
 
     @cached_property
     def tasks(self) -> list[BundleTask]:
@@ -135,8 +166,10 @@ class Bundle:
         ]
 
     def _labels(self, task: str) -> tuple[str, ...] | None:
-        path = self.path / "tasks" / task / "labels.json"
-        return tuple(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+        name = f"tasks/{task}/labels.json"
+        if name not in self.manifest["files"]:
+            return None
+        return tuple(json.loads(self.file(name).read_text(encoding="utf-8")))
 
     @property
     def ranks(self) -> dict[str, list[int]]:
@@ -146,7 +179,7 @@ class Bundle:
     @cached_property
     def headers(self) -> dict[str, dict[str, TensorInfo]]:
         """For each task, the tensors of its factors file."""
-        return {t.name: read_header(self.path / "tasks" / t.name / "factors.safetensors") for t in self.tasks}
+        return {t.name: read_header(self.file(f"tasks/{t.name}/factors.safetensors")) for t in self.tasks}
 
     def factors(self, task: str, tensor: str) -> Factors | None:
         """A task's factors of one matrix; none where it leaves the base as it is."""
@@ -163,7 +196,7 @@ class Bundle:
     @cached_property
     def statistics(self) -> dict[str, Tensor]:
         """Norms, kept energy, cosines and the filter's choice, a row for each matrix of `ranks`."""
-        header = read_header(self.path / STATISTICS)
+        header = read_header(self.file(STATISTICS))
         return {name: read_tensor(info) for name, info in header.items()}
 
     def bytes_of(self, prefix: str) -> int:

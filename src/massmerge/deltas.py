@@ -10,6 +10,7 @@ from torch import Tensor
 
 from massmerge.checkpoints import LowRank
 from massmerge.checkpoints.skeleton import Kind, to_matrix
+from massmerge.errors import InputError
 from massmerge.linalg import (
     Factors,
     accept_distinct,
@@ -41,6 +42,17 @@ def delta(base: Tensor, expert: Tensor) -> Tensor:
     if base.is_floating_point() and expert.dtype.itemsize < base.dtype.itemsize:
         base = base.to(expert.dtype)
     return expert.float() - base.float()
+
+
+def finite(tensor: Tensor, where: str, name: str) -> Tensor:
+    """The tensor, if every number in it is one.
+
+    Raises:
+        InputError: it holds NaN or infinity.
+    """
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise InputError(f"{where}: {name} holds NaN or infinity. Fine-tune or save it again.")
+    return tensor
 
 
 def keep(base: Tensor, given: Tensor | LowRank, kind: Kind, rank: int | float) -> Kept | None:

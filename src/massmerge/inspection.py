@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from massmerge.bundle import FIXED, Bundle
-from massmerge.errors import MassError
+from massmerge.errors import InputError, MassError
+
+_PLOT_FORMATS = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,11 @@ def plot_inspection(report: Inspection, path: str | Path) -> None:
     """Draw kept energy by block and the similarity of the tasks.
 
     Raises:
+        InputError: the file's name does not end in a format that can be drawn.
         MassError: matplotlib is missing.
     """
+    if Path(path).suffix not in _PLOT_FORMATS:
+        raise InputError(f"{path}: a plot is drawn to a file that ends in {', '.join(_PLOT_FORMATS)}.")
     try:
         import matplotlib
     except ImportError:

@@ -18,13 +18,15 @@ from torch import Tensor
 
 import massmerge
 from massmerge.assemble import assemble_bundle, assemble_checkpoint
+from massmerge.bundle import file_sha256
 from massmerge.checkpoints.skeleton import from_matrix
-from massmerge.deltas import Kept, delta, distinct, keep
+from massmerge.deltas import Kept, delta, distinct, finite, keep
 from massmerge.errors import InputError, MassError, Problem, problems_error
-from massmerge.linalg import Factors, core_matrix, cosine_matrix
+from massmerge.linalg import core_matrix, cosine_matrix
 from massmerge.methods import STATIC_METHODS
 from massmerge.plan import Prepared, TensorPlan, prepare, recipe_and_folder
 from massmerge.recipe import Recipe
+from massmerge.tensorfile import read_tensor
 from massmerge.workfolder import WorkFolder, refuse_target
 
 
@@ -101,11 +103,13 @@ def merge(
     if refused:
         raise problems_error(refused)
     planned(prepared)
-    fingerprint = _fingerprint(prepared)
+    fingerprint = _fingerprint(prepared, workers)
+    work = WorkFolder(target, fingerprint)
     if refuse_target(target, fingerprint, overwrite=overwrite):
+        work.sweep()
+        progress.phase(f"{target} is complete already: nothing to do")
         return target
     _refuse_full_disk(target, prepared)
-    work = WorkFolder(target, fingerprint)
     try:
         with work.opened():
             _Run(prepared, work, progress).run(workers)
@@ -114,7 +118,7 @@ def merge(
                 raise problems_error(equal)
             for problem in equal:
                 progress.warning(problem)
-            progress.phase("writing")
+            progress.phase("writing …")
             assemble = assemble_bundle if recipe.merge.method == "mass" else assemble_checkpoint
             assemble(prepared, work, fingerprint)
             work.publish()
@@ -149,7 +153,7 @@ class _Run:
     def _finish(self, index: int, tensor: TensorPlan) -> None:
         given = {i: t for i, t in enumerate(self.order) if tensor.ranks[i]}
         if self.prepared.recipe.merge.method != "mass":
-            part = {"merged": self._merged(tensor, given)}
+            part = self._merged(tensor, given)
         elif tensor.matrix is None:
             part = self._whole(tensor, given)
         else:
@@ -160,7 +164,10 @@ class _Run:
     def _base(self, tensor: TensorPlan) -> Tensor:
         if not tensor.in_base:
             return torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
-        return self._finite(self.prepared.base.read(tensor.name), "base", tensor.name)
+        return finite(self.prepared.base.read(tensor.name), f"base ({self.prepared.recipe.base})", tensor.name)
+
+    def _where(self, task: str) -> str:
+        return f"task {task} ({self.prepared.experts[task].source.text})"
 
     def _kept(self, tensor: TensorPlan, given: dict[int, str], base: Tensor) -> dict[int, Kept]:
         share = self.prepared.recipe.merge.rank
@@ -168,7 +175,7 @@ class _Run:
         for i, task in given.items():
             change = self.prepared.experts[task].read(tensor.name)
             for part in change if isinstance(change, tuple) else (change,):
-                self._finite(part, f"task {task}", tensor.name)
+                finite(part, self._where(task), tensor.name)
             found = keep(base, change, tensor.kind, share if isinstance(share, float) else tensor.ranks[i])
             if found is not None:
                 kept[i] = found
@@ -207,35 +214,38 @@ class _Run:
         for i, task in given.items():
             value = self.prepared.experts[task].read(tensor.name)
             assert isinstance(value, Tensor), "an adapter updates matrices only"
-            change = delta(base, self._finite(value, f"task {task}", tensor.name))
+            change = delta(base, finite(value, self._where(task), tensor.name))
             part["norm"][i] = float(change.double().norm())
             if part["norm"][i] > 0 or not tensor.in_base:
                 part[f"{i}.whole"] = value.to(base.dtype).contiguous()
         return part
 
-    def _merged(self, tensor: TensorPlan, given: dict[int, str]) -> Tensor:
+    def _merged(self, tensor: TensorPlan, given: dict[int, str]) -> dict[str, Tensor]:
         """The tensor of a static merge."""
         base = self._base(tensor)
         if tensor.matrix is None:
-            if not base.is_floating_point():
-                return base
-            total = torch.zeros(base.shape)
-            for task in given.values():
-                value = self.prepared.experts[task].read(tensor.name)
-                assert isinstance(value, Tensor), "an adapter updates matrices only"
-                total += delta(base, self._finite(value, f"task {task}", tensor.name))
-            return (base.float() + total / len(self.order)).to(base.dtype)
+            return self._averaged(base, tensor, given)
         kept = self._kept(tensor, given, base)
+        norm = torch.zeros(len(self.order))
+        norm[list(kept)] = torch.tensor([one.norm for one in kept.values()])
         if not kept:
-            return base
-        method = STATIC_METHODS[self.prepared.recipe.merge.method]
-        change = method([Factors(*one.factors) for one in kept.values()])
-        return (base.float() + from_matrix(change, self.prepared.base.slots[tensor.name])).to(base.dtype)
+            return {"merged": base, "norm": norm}
+        change = STATIC_METHODS[self.prepared.recipe.merge.method]([one.factors for one in kept.values()])
+        merged = base.float() + from_matrix(change, self.prepared.base.slots[tensor.name])
+        return {"merged": merged.to(base.dtype), "norm": norm}
 
-    def _finite(self, tensor: Tensor, where: str, name: str) -> Tensor:
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise InputError(f"{where}: {name} holds NaN or infinity. Fine-tune or save it again.")
-        return tensor
+    def _averaged(self, base: Tensor, tensor: TensorPlan, given: dict[int, str]) -> dict[str, Tensor]:
+        """A tensor without factors, moved by the mean of the experts' changes; integers stay the base's."""
+        total, norm = torch.zeros(base.shape), torch.zeros(len(self.order))
+        for i, task in given.items():
+            value = self.prepared.experts[task].read(tensor.name)
+            assert isinstance(value, Tensor), "an adapter updates matrices only"
+            change = delta(base, finite(value, self._where(task), tensor.name))
+            norm[i] = float(change.double().norm())
+            total += change
+        if not base.is_floating_point():
+            return {"merged": base, "norm": norm}
+        return {"merged": (base.float() + total / len(self.order)).to(base.dtype), "norm": norm}
 
 
 @contextmanager
@@ -250,28 +260,28 @@ def _one_thread_each() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _fingerprint(prepared: Prepared) -> str:
-    """What the result depends on: the recipe, this version, and the sources as they are now."""
+def _fingerprint(prepared: Prepared, workers: int) -> str:
+    """What the result depends on: this version, the recipe, and the bytes of its sources (a hub's by its revision).
+
+    Not their times or places: the same experts in another folder give the same bundle, and an expert that was replaced by
+    an older one gives another.
+    """
     sources = [prepared.base.source, *(expert.source for expert in prepared.experts.values())]
-    files = {
-        source.text: source.revision or [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in source.files()]
-        for source in sources
-    }
-    for path in (
-        *prepared.processor.values(),
-        *(p for task in prepared.recipe.tasks for p in _own_files(task, prepared)),
-    ):
-        files[str(path)] = [[path.name, path.stat().st_size, path.stat().st_mtime_ns]]
-    text = json.dumps([massmerge.__version__, prepared.recipe.dump(), files], sort_keys=True)
+    files = {f"{s.text}/{p.name}": p for s in sources if s.revision is None for p in s.files()}
+    files |= {f"processor/{name}": path for name, path in prepared.processor.items()}
+    files |= {text: prepared.folder / Path(text).expanduser() for text in _files_of_tasks(prepared.recipe)}
+    with ThreadPoolExecutor(workers) as pool:
+        sums = dict(zip(files, pool.map(file_sha256, files.values()), strict=True))
+    revisions = {s.text: s.revision for s in sources}
+    text = json.dumps([massmerge.__version__, prepared.recipe.dump(), revisions, sums], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _own_files(task: object, prepared: Prepared) -> Iterator[Path]:
-    """Files that a task names beside its expert: a head's weights, label names."""
-    head = getattr(task, "head", None)
-    for name in (getattr(task, "labels", None), *((head.weights, head.labels) if head else ())):
-        if isinstance(name, str):
-            yield prepared.folder / Path(name).expanduser()
+def _files_of_tasks(recipe: Recipe) -> Iterator[str]:
+    """Files that tasks name beside their experts: a head's weights, label names."""
+    for task in recipe.tasks:
+        head = (task.head.weights, task.head.labels) if task.head else ()
+        yield from (name for name in (task.labels, *head) if isinstance(name, str))
 
 
 def _refuse_full_disk(target: Path, prepared: Prepared) -> None:
@@ -285,11 +295,14 @@ def _refuse_full_disk(target: Path, prepared: Prepared) -> None:
 
 def _equal_experts(prepared: Prepared, work: WorkFolder) -> list[Problem]:
     """Experts that change nothing, which most often is a mistake in the recipe."""
-    if prepared.recipe.merge.method != "mass":
-        return []
-    headers = [work.header(i) for i in range(len(prepared.plan.tensors))]
+    parts = [work.header(i) for i in range(len(prepared.plan.tensors))]
+    changed = sum((read_tensor(part["norm"]) for part in parts), start=torch.zeros(len(prepared.recipe.tasks)))
     return [
-        Problem(f"task {task.name} ({task.expert})", "is equal to the base: fine-tuning changed no tensor.", "warning")
+        Problem(
+            f"task {task.name} ({task.expert})",
+            "is equal to the base: fine-tuning changed no tensor. Check which expert the recipe names.",
+            "warning",
+        )
         for i, task in enumerate(prepared.recipe.tasks)
-        if not any(f"{i}.s" in header or f"{i}.whole" in header for header in headers)
+        if not changed[i] > 0
     ]

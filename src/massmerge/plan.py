@@ -245,9 +245,9 @@ def _plan(prepared: Prepared, problems: list[Problem], workers: int) -> Plan:
     sizes_of = _matrix_sizes(prepared, order, touched)
     whole = _whole_tensors(prepared, order, touched)
     fixed = recipe.router.first_pass == "fixed" and recipe.merge.method == "mass"
-    base_bytes = _file_bytes({name: base.info(name) for name in base.slots})
+    base_bytes = _file_bytes({name: base.info(name) for name in sorted(base.slots)})
     whole_bytes = sum(t.nbytes * sum(t.ranks) + _entry_bytes(t.name) * sum(t.ranks) for t in whole)
-    rest = _rest_bytes(len(order), sizes_of, prepared.processor)
+    rest = _rest_bytes(prepared, sizes_of)
     ranks = _ranks(recipe, sizes_of, base_bytes, whole_bytes + rest, fixed, problems)
     matrices = [
         TensorPlan(
@@ -369,13 +369,16 @@ def _file_bytes(infos: dict[str, TensorInfo]) -> int:
     return len(header_bytes(infos)) + sum(info.nbytes for info in infos.values())
 
 
-def _rest_bytes(tasks: int, matrices: list[MatrixSize], processor: dict[str, Path]) -> int:
+def _rest_bytes(prepared: Prepared, matrices: list[MatrixSize]) -> int:
     """An upper bound for everything small: manifest with its checksums, statistics, card, recipe, configuration."""
-    names = sum(len(x.name) for x in matrices)
-    manifest = 4096 + 1400 * tasks + names + len(matrices) * (16 + 6 * tasks)
-    statistics = 4096 + 4 * len(matrices) * (tasks * tasks + 4 * tasks) + 2 * names
-    text = 8192 + 600 * tasks
-    return manifest + statistics + text + sum(path.stat().st_size for path in processor.values())
+    tasks, names = len(prepared.recipe.tasks), sum(len(x.name) for x in matrices)
+    recipe = len(prepared.recipe.dump().encode())
+    manifest = 4096 + 1200 * tasks + names + len(matrices) * (16 + 6 * tasks)
+    statistics = 1024 + 4 * len(matrices) * (tasks * tasks + 3 * tasks)
+    card = 2048 + 100 * tasks + 2 * recipe
+    config = len(prepared.base.skeleton.config.to_json_string(use_diff=False).encode())
+    files = sum(path.stat().st_size for path in prepared.processor.values())
+    return manifest + statistics + card + recipe + config + files
 
 
 def _peak_memory(matrices: list[TensorPlan], whole: list[TensorPlan], workers: int) -> int:

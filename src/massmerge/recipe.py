@@ -17,7 +17,7 @@ _WINDOWS_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECA
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class LinearHead(_Part):
@@ -143,18 +143,20 @@ class Recipe(_Part):
         try:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
             data = yaml.safe_load(text)
+            repeated = _repeated_keys(node)
+        except RecursionError:
+            raise InputError(f"{name}: an anchor in it refers to itself.") from None
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             where = f"{name}:{mark.line + 1}" if mark else name
             raise InputError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
         if not isinstance(data, dict):
             raise InputError(f"{name}: a recipe is a mapping with the keys base and tasks.")
-        faults = [f"{name}:{line}: the key {key!r} stands there twice" for key, line in _repeated_keys(node)]
+        faults = [f"{name}:{line}: the key {key!r} stands there twice" for key, line in repeated]
         try:
             recipe = cls.model_validate(data)
         except ValidationError as error:
-            faults += [_fault(name, node, dict(e)) for e in error.errors()]
-            raise InputError("\n".join(dict.fromkeys(faults))) from None
+            raise InputError("\n".join([*faults, *_faults(name, node, data, error)])) from None
         if faults:
             raise InputError("\n".join(faults))
         return recipe
@@ -164,19 +166,40 @@ class Recipe(_Part):
         return yaml.safe_dump(self.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
 
 
-def _fault(name: str, node: yaml.Node | None, error: dict[str, Any]) -> str:
-    """One fault in the recipe's own words: line, key, what is wrong, what would be right."""
-    path = [p for p in error["loc"] if not (isinstance(p, str) and re.search(r"[\[(]|^(int|float|str|list)$", p))]
-    where = f"{name}:{_line(node, path)}"
-    key = ".".join(str(p) for p in path) or "recipe"
-    if error["type"] == "extra_forbidden":
-        known = ", ".join(_known_keys(path[:-1]))
-        return f"{where}: unknown key {key!r}" + (f" (known here: {known})" if known else "")
-    if error["type"] == "missing":
-        return f"{where}: {key!r} is missing"
-    message = error["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(error["input"], dict | list) else f" (it is {error['input']!r})"
-    return f"{where}: {key!r}: {message}{given}"
+def _faults(name: str, node: yaml.Node | None, data: Any, error: ValidationError) -> list[str]:
+    """Every fault in the recipe's own words: line, key, what is wrong, what would be right."""
+    found: dict[tuple[str | int, ...], list[Any]] = {}
+    for one in error.errors():
+        found.setdefault(_path_in(data, one["loc"], missing=one["type"] == "missing"), []).append(one)
+    # Where a value may be of several kinds, the kind that failed further inside is the one that was meant.
+    meant = [path for path in found if not any(len(p) > len(path) and p[: len(path)] == path for p in found)]
+    return [f"{name}:{_line(node, path)}: {_fault(path, found[path])}" for path in meant]
+
+
+def _path_in(data: Any, location: Sequence[str | int], *, missing: bool) -> tuple[str | int, ...]:
+    """The keys among the parts of an error's location; the others name the alternatives that were tried."""
+    path: list[str | int] = []
+    for part in location:
+        if (isinstance(data, dict) and part in data) or (isinstance(data, list) and isinstance(part, int)):
+            path, data = [*path, part], data[part]  # type: ignore[index]
+    return (*path, location[-1]) if missing else tuple(path)
+
+
+def _fault(path: Sequence[str | int], errors: Sequence[Any]) -> str:
+    key, kind, given = ".".join(str(p) for p in path) or "recipe", errors[0]["type"], errors[0]["input"]
+    if kind == "extra_forbidden":
+        return f"unknown key {key!r} (known here: {', '.join(_known_keys(path[:-1]))})"
+    if kind == "missing":
+        return f"{key!r} is missing"
+    if kind == "too_short":
+        return f"{key!r} is empty; name at least one"
+    messages = (e["msg"].removeprefix("Value error, ").removeprefix("Input ") for e in errors)
+    words = " or ".join(dict.fromkeys(messages)).replace(" or should be ", " or ")
+    words = re.sub(r"a valid dictionary or instance of \w+", "a mapping of keys to values", words)
+    if kind == "string_type" and isinstance(given, int | float):
+        words += "; write it in quotes"
+    shown = "" if isinstance(given, dict | list) or repr(given) in words else f" (it is {given!r})"
+    return f"{key!r}: {words}{shown}"
 
 
 def _known_keys(path: Sequence[str | int]) -> list[str]:

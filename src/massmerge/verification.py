@@ -15,7 +15,7 @@ from massmerge.bundle import Bundle
 from massmerge.checkpoints import LowRank
 from massmerge.checkpoints.skeleton import to_matrix
 from massmerge.deltas import delta
-from massmerge.errors import problems_error
+from massmerge.errors import Problem, problems_error
 from massmerge.plan import Prepared, prepare
 
 # How far the measured error may lie above the one that the kept energy promises, by the dtype of the factors.
@@ -96,7 +96,8 @@ def verify_bundle(
         return Verification(str(path), files, damage)
     prepared = prepare(bundle.recipe, Path(folder or "."), download=True)
     if prepared.plan.errors:
-        raise problems_error(prepared.plan.errors)
+        hint = Problem("experts", "relative paths of the recipe start from the current folder; --folder names another.")
+        raise problems_error([*prepared.plan.errors, hint])
     tasks = tuple(_verify_task(bundle, prepared, i, progress) for i in range(len(bundle.tasks)))
     return Verification(str(path), files, damage, tasks)
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from massmerge.bundle import MANIFEST, read_manifest
-from massmerge.errors import InputError, MassError
+from massmerge.bundle import MANIFEST, find_damage, read_manifest
+from massmerge.errors import InputError, MassError, listing
 from massmerge.tensorfile import TensorInfo, read_header, write_tensors
 
 
@@ -41,7 +41,7 @@ class WorkFolder:
         Raises:
             MassError: another merge holds it, or it cannot be written.
         """
-        with _writing(self.path):
+        with _in_words(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             try:
                 with FileLock(self.path / "lock", timeout=0):
@@ -89,6 +89,12 @@ class WorkFolder:
         _sync(self.target.parent)
         self.discard()
 
+    def sweep(self) -> None:
+        """Remove what is left of a merge that was killed when its result was in place already."""
+        if self.path.is_dir():
+            with self.opened():
+                self.discard()
+
     def discard(self) -> None:
         """Remove the folder and everything in it."""
         shutil.rmtree(self.path, ignore_errors=True)
@@ -102,42 +108,52 @@ def refuse_target(target: Path, fingerprint: str, *, overwrite: bool) -> bool:
     """
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return False
-    if not (target / MANIFEST).is_file():
+    try:
+        manifest = read_manifest(target)
+    except InputError as error:
         raise InputError(
-            f"{target}: exists and was not written by `mass merge`; it is never overwritten. Choose another."
-        )
+            f"{target}: exists and is no bundle that can be read; it is never overwritten. Choose another target, or "
+            f"remove it yourself.\n  {error}"
+        ) from None
+    named = {target / MANIFEST, *(target / name for name in manifest["files"])}
+    foreign = [p.relative_to(target).as_posix() for p in sorted(target.rglob("*")) if not p.is_dir() and p not in named]
+    if overwrite and foreign:
+        raise InputError(f"{target}: holds files that are not the bundle's; move them away:{listing(foreign)}")
     if overwrite:
         return False
-    try:
-        same = read_manifest(target).get("fingerprint") == fingerprint
-    except InputError:
-        same = False
-    if same:
-        return True
-    raise InputError(f"{target}: is another bundle already. `--overwrite` replaces it.")
+    if manifest.get("fingerprint") != fingerprint:
+        raise InputError(
+            f"{target}: is a bundle of another recipe, or of sources that have changed since. `--overwrite` replaces it."
+        )
+    faults = find_damage(target, manifest)
+    if faults:
+        raise InputError(f"{target}: is this very bundle, but damaged:{listing(faults)}\n  `--overwrite` replaces it.")
+    return True
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _in_words(work: Path) -> Iterator[None]:
     """Errors of the disk in words."""
     try:
         yield
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise MassError(
-                f"{path}: the disk is full. Free some space and run the same command again; it goes on from there."
-            ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise MassError(
-                f"{error.filename or path}: cannot be written ({error.strerror}). Choose another target."
-            ) from error
-        if isinstance(error, FileExistsError | NotADirectoryError):
-            raise MassError(f"{path}: cannot be made, because {error.filename} is no folder.") from error
-        if isinstance(error, FileNotFoundError):
-            raise MassError(
-                f"{error.filename}: vanished during the merge. Put it back and run the same command again."
-            ) from error
-        raise
+        raise MassError(_words(error, work)) from error
+
+
+def _words(error: OSError, work: Path) -> str:
+    """What happened to the disk during a merge, and what to do."""
+    path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else work
+    ours = path.is_relative_to(work) or work.is_relative_to(path)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{work}: the disk is full. Free some space and run the same command again; it goes on from there."
+    if isinstance(error, FileNotFoundError):
+        return f"{path}: vanished during the merge. Put it back and run the same command again; it goes on from there."
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        file = next((p for p in (work, *work.parents) if p.exists() and not p.is_dir()), path)
+        return f"{path}: cannot be made, because {file} is no folder. Choose another target."
+    if ours:
+        return f"{path}: cannot be written ({error.strerror}). Choose another target."
+    return f"{path}: cannot be read ({error.strerror})."
 
 
 def _sync(folder: Path) -> None:

@@ -24,7 +24,7 @@ def verb(function: _F) -> _F:
     """Add `--json`, `-q` and `-v`, and turn errors into one message and an exit code."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
-    @click.option("-q", "--quiet", is_flag=True, help="No progress, no tables; only errors.")
+    @click.option("-q", "--quiet", is_flag=True, help="No progress, no tables; only warnings and errors.")
     @click.option("-v", "--verbose", is_flag=True, help="Say more, and show the whole trace of an error.")
     @functools.wraps(function)
     def wrapped(*args: Any, verbose: bool, **kwargs: Any) -> None:
@@ -32,15 +32,22 @@ def verb(function: _F) -> _F:
         try:
             function(*args, **kwargs)
         except MassError as error:
-            if verbose:
-                logging.exception("trace")
-            click.echo(f"{click.style('error', fg='red', bold=True)}: {error}", err=True)
+            _complain(str(error), verbose)
             sys.exit(2 if isinstance(error, InputError) else 1)
         except BrokenPipeError:  # the reader of a pipe went away, as with `mass inspect out | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
+        except OSError as error:
+            _complain(f"{error.filename}: {error.strerror}." if error.filename else str(error), verbose)
+            sys.exit(1)
 
     return wrapped  # type: ignore[return-value]
+
+
+def _complain(message: str, verbose: bool) -> None:
+    if verbose:
+        logging.exception("trace")
+    click.echo(f"{click.style('error', fg='red', bold=True)}: {message}", err=True)
 
 
 def print_json(data: object) -> None:
@@ -112,7 +119,7 @@ class BarProgress:
         """The tensors are done."""
         self.close()
         if not self._quiet:
-            click.echo(f"{name} …", err=True)
+            click.echo(name, err=True)
 
     def warning(self, problem: Problem) -> None:
         """Keep a warning; it is shown at the end."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from massmerge.cli.common import verb
+from massmerge.cli.common import print_json, verb
 from massmerge.demo import make_example
 
 
@@ -23,6 +23,7 @@ def demo(folder: str | None, as_json: bool, quiet: bool) -> None:
     from massmerge.cli.plan import plan
     from massmerge.cli.verify import verify
 
+    quiet = quiet or as_json
     place = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="mass-demo-"))
     _say(quiet, f"Making a small BERT and three experts of it in {place}: two full fine-tunes and a LoRA adapter.")
     recipe = make_example(place)
@@ -35,8 +36,9 @@ def demo(folder: str | None, as_json: bool, quiet: bool) -> None:
     )
     for command, shown, arguments in steps:
         _say(quiet, click.style(f"$ mass {' '.join(shown)}", fg="cyan", bold=True))
-        options = ["--quiet"] * quiet + ["--json"] * as_json
-        command.main([*arguments, *options], standalone_mode=False)
+        command.main([*arguments, *["--quiet"] * quiet], standalone_mode=False)
+    if as_json:
+        print_json({"folder": str(place), "recipe": str(recipe), "bundle": str(place / "out")})
     _say(quiet, f"All of it is in {place}. Next: write a recipe with your own base and experts (docs/recipe.md).")
 
 

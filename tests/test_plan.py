@@ -1,0 +1,133 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from massmerge import Bundle, InputError, make_plan, merge, tensorfile
+from massmerge.bundle import BASE_WEIGHTS, MANIFEST
+from models import FAMILIES, write_family, write_recipe, write_shifted
+
+COUNTS = (4, 8, 14, 20)
+
+
+@pytest.fixture(scope="module")
+def twenty(tmp_path_factory) -> Path:
+    """A base of 3.5 MB, large enough that what is no weight does not decide, and twenty experts."""
+    folder = tmp_path_factory.mktemp("twenty")
+    family = FAMILIES["bert"]
+    base = family.make_base(hidden_size=128, intermediate_size=512, vocab_size=3000)
+    base.save_pretrained(folder / "base")
+    state = base.state_dict()
+    for i in range(20):
+        torch.manual_seed(i)
+        expert = {f"bert.{name}": value + 0.02 * torch.randn_like(value) for name, value in state.items()}
+        head = {"classifier.weight": torch.randn(2, 128), "classifier.bias": torch.zeros(2)}
+        (folder / f"task{i}").mkdir()
+        save_file(expert | head, folder / f"task{i}" / "model.safetensors", {"format": "pt"})
+        config = base.config.to_dict() | {"architectures": ["BertForSequenceClassification"]}
+        (folder / f"task{i}" / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("first_pass", ["base", "fixed"])
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_bundle_weighs_at_most_twice_the_base_and_what_its_plan_said(twenty, tmp_path, count, first_pass):
+    tasks = [f"task{i}" for i in range(count)]
+    recipe = write_recipe(twenty, tasks, name=f"{count}{first_pass}.yaml", router={"first_pass": first_pass})
+    plan, bundle = make_plan(recipe), Bundle(merge(recipe, tmp_path / "out"))
+    files = {p.relative_to(bundle.path).as_posix(): p.stat().st_size for p in bundle.path.rglob("*") if p.is_file()}
+    heads = sum(n for name, n in files.items() if "/head/" in name or name.endswith("labels.json"))
+    base = (twenty / "base" / "model.safetensors").stat().st_size
+    counted = sum(files.values()) - heads
+    assert 1.85 * base < counted <= 2.00 * base
+    assert bundle.counted_bytes == counted and MANIFEST in files
+    assert counted <= plan.sizes.counted <= 1.02 * counted
+    assert plan.sizes.base == files[BASE_WEIGHTS]
+    assert [p.ranks for p in plan.matrices] == [tuple(bundle.ranks[p.name]) for p in plan.matrices]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    write_family(folder, "bert", {"red": 2, "green": 3})
+    return folder
+
+
+def test_a_plan_reads_no_tensor_data(small, monkeypatch):
+    def refuse(info):
+        raise AssertionError(f"{info.path} was read")
+
+    monkeypatch.setattr(tensorfile, "read_bytes", refuse)
+    plan = make_plan(small / "recipe.yaml")
+    assert not plan.problems and [t.labels for t in plan.tasks] == [
+        ("LABEL_0", "LABEL_1"),
+        ("LABEL_0", "LABEL_1", "LABEL_2"),
+    ]
+
+
+def test_a_plan_knows_every_tensor_of_the_base_with_its_shape(small):
+    plan = make_plan(small / "recipe.yaml")
+    state = FAMILIES["bert"].make_base().state_dict()
+    assert {t.name: t.shape for t in plan.tensors} == {name: tuple(value.shape) for name, value in state.items()}
+    assert {t.name for t in plan.matrices} == {name for name, value in state.items() if value.dim() == 2}
+
+
+def test_the_figures_of_a_share_of_energy_are_upper_bounds(small, tmp_path):
+    recipe = write_recipe(small, ["red", "green"], name="energy.yaml", rank=0.5)
+    plan, bundle = make_plan(recipe), Bundle(merge(recipe, tmp_path / "out", workers=1))
+    assert not plan.ranks_exact
+    assert bundle.counted_bytes <= plan.sizes.counted
+
+
+def test_the_plan_of_a_static_merge_weighs_what_the_base_weighs(small):
+    plan = make_plan(write_recipe(small, ["red", "green"], name="static.yaml", method="tsv_m"))
+    assert plan.sizes.factors == plan.sizes.whole == 0 and plan.sizes.counted - plan.sizes.rest == plan.sizes.base
+
+
+def test_a_long_recipe_is_part_of_the_budget(small):
+    few, many = make_plan(small / "recipe.yaml"), small / "many.yaml"
+    names = [f"a label with a long name, number {i}" for i in range(3)]
+    text = (small / "recipe.yaml").read_text().replace("expert: green", f"expert: green\n  labels: {json.dumps(names)}")
+    many.write_text(text)
+    assert make_plan(many).sizes.rest >= few.sizes.rest + 100
+
+
+def test_a_plan_as_data_survives_json(small):
+    data = make_plan(small / "recipe.yaml").to_dict()
+    assert json.loads(json.dumps(data)) == data
+    assert data["sizes"]["ratio"] <= 2.0 and data["tasks"][1]["name"] == "green"
+
+
+def test_all_problems_are_told_at_once(small):
+    FAMILIES["bert"].make_expert(FAMILIES["bert"].make_base(), 9).save_pretrained(small / "spoiled")
+    (small / "spoiled" / "model.safetensors").write_bytes(b"\0" * 20)
+    base = FAMILIES["bert"].make_base(hidden_size=16)
+    write_shifted(small / "narrow", "bert", base, {})
+    recipe = write_recipe(small, ["red", "missing", "spoiled", "narrow"], name="bad.yaml", rank=1000)
+    where = [problem.where for problem in make_plan(recipe).errors]
+    assert where == ["task missing", "task spoiled (spoiled)", "task narrow (narrow)", "rank"]
+
+
+def test_a_plan_without_a_base_tells_what_is_wrong_with_the_experts_too(small):
+    recipe = write_recipe(small, ["red", "missing"], base="nowhere", name="nobase.yaml")
+    with pytest.raises(InputError, match=r"task missing: .*\n.*base: nowhere: no such"):
+        make_plan(recipe)
+
+
+def test_a_budget_that_cannot_be_held_is_a_warning_that_says_by_how_much(small):
+    plan = make_plan(write_recipe(small, ["red", "green"], name="tight.yaml", budget=1.01))
+    (problem,) = plan.problems
+    assert (
+        problem.level == "warning"
+        and "cannot be held" in problem.message
+        and f"{plan.sizes.ratio:.2f}" in problem.message
+    )
+
+
+def test_shared_labels_must_be_labels_of_tasks(small):
+    recipe = small / "shared.yaml"
+    recipe.write_text((small / "recipe.yaml").read_text() + "shared_labels: [[red/LABEL_0, green/LABEL_7]]\n")
+    (problem,) = make_plan(recipe).errors
+    assert str(problem) == "shared_labels: 'green/LABEL_7' is no label of a task; write task/label."

@@ -1,0 +1,103 @@
+import pytest
+
+from massmerge import InputError, Recipe
+
+SMALL = "base: b\ntasks:\n  - {name: one, expert: e}\n"
+
+
+def fault(text: str) -> str:
+    with pytest.raises(InputError) as caught:
+        Recipe.parse(text, "recipe.yaml")
+    return str(caught.value)
+
+
+def test_two_keys_are_a_recipe_and_the_budget_is_twice_the_base():
+    recipe = Recipe.parse(SMALL)
+    assert (recipe.base, recipe.tasks[0].name, recipe.tasks[0].expert) == ("b", "one", "e")
+    assert (recipe.merge.method, recipe.merge.budget, recipe.merge.rank) == ("mass", 2.0, None)
+    assert recipe.router.first_pass == "base"
+
+
+def test_a_rank_takes_the_place_of_the_budget():
+    assert Recipe.parse(SMALL + "merge: {rank: 8}").merge.budget is None
+
+
+@pytest.mark.parametrize("rank", ["1/T", 1, 32, 0.9])
+def test_a_rank_is_a_share_of_the_full_one_or_a_number_or_a_share_of_energy(rank):
+    assert Recipe.parse(SMALL + f"merge: {{rank: {rank}}}").merge.rank == rank
+
+
+@pytest.mark.parametrize("rank", ["0", "-1", "1.0", "1.5", "2/T", "true", "[1]"])
+def test_other_ranks_are_refused(rank):
+    assert "recipe.yaml:4: 'merge.rank': a rank is 1/T" in fault(SMALL + f"merge: {{rank: {rank}}}")
+
+
+def test_what_is_dumped_is_the_same_recipe():
+    text = (
+        SMALL
+        + "merge: {rank: 0.9, redundancy: none}\nrouter: {site: [M1, A2], top_k: 3}\nshared_labels: [[one/a, one/b]]"
+    )
+    recipe = Recipe.parse(text)
+    assert Recipe.parse(recipe.dump()) == recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bse: x\n" + SMALL, "recipe.yaml:1: unknown key 'bse' (known here: base, tasks"),
+        (SMALL + "merge:\n  budgt: 2", "recipe.yaml:5: unknown key 'merge.budgt' (known here: method, budget"),
+        (SMALL + "merge: {redundancy: {metrik: cosine}}", "unknown key 'merge.redundancy.metrik' (known here: metric"),
+        ("base: b\ntasks:\n  - {name: one, expert: e, heads: x}", "recipe.yaml:3: unknown key 'tasks.0.heads'"),
+        (SMALL + "merge: {budget: much}", "recipe.yaml:4: 'merge.budget': should be a valid number"),
+        (SMALL + "merge: {budget: .inf}", "recipe.yaml:4: 'merge.budget': should be a finite number"),
+        (SMALL + "merge: {budget: 1.0}", "'merge.budget': should be greater than 1 (it is 1.0)"),
+        (SMALL + "merge: tsv_m", "recipe.yaml:4: 'merge': should be a mapping of keys to values (it is 'tsv_m')"),
+        (SMALL + "merge: {method: sum}", "'merge.method': should be 'mass' or 'tsv_m' (it is 'sum')"),
+        (SMALL + "merge: {redundancy: no way}", "'merge.redundancy': should be a mapping of keys to values or 'none'"),
+        (SMALL + "router: {site: 3}", "'router.site': should be a valid string or a valid list"),
+        ("base: b\ntasks:\n  - {name: 12, expert: e}", "recipe.yaml:3: 'tasks.0.name': should be a valid string; write"),
+        ("base: b\ntasks: []", "recipe.yaml:2: 'tasks' is empty; name at least one"),
+        ("tasks:\n  - {name: one, expert: e}", "recipe.yaml:1: 'base' is missing"),
+        ("base: b\nbase: c\n" + SMALL.partition("\n")[2], "recipe.yaml:2: the key 'base' stands there twice"),
+        (SMALL + "merge: {budget: 2.0, rank: 3}", "give either budget or rank, not both"),
+        ("base: [b", "recipe.yaml:1: not valid YAML"),
+        ("base: &a [*a]", "an anchor in it refers to itself"),
+        ("", "a recipe is a mapping with the keys base and tasks"),
+        ("- base", "a recipe is a mapping with the keys base and tasks"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_told_with_its_line_and_what_would_be_right(text, message):
+    assert message in fault(text)
+
+
+def test_all_faults_are_told_at_once():
+    found = fault(
+        "base: 3\ntasks:\n  - {name: a/b, expert: e}\n  - {expert: e}\nmerge: {rank: big}\nextra: 1"
+    ).splitlines()
+    assert [line.split(":")[1] for line in found] == ["1", "3", "4", "5", "6"]
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "../a", "a\\b", "a b", "-a", "é", "con", "NUL.txt", "a.", "x" * 101]
+)
+def test_a_task_name_that_is_no_folder_name_is_refused(name):
+    text = f"base: b\ntasks:\n  - name: '{name}'\n    expert: e"
+    assert "recipe.yaml:3: 'tasks.0.name'" in fault(text) and "is no folder name" in fault(text)
+
+
+@pytest.mark.parametrize("second", ["one", "ONE"])
+def test_two_tasks_of_one_name_are_refused_whatever_the_case(second):
+    assert f"two tasks are called '{second}': give each its own name" in fault(
+        SMALL + f"  - {{name: {second}, expert: f}}"
+    )
+
+
+def test_a_recipe_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"nowhere\.yaml: no such recipe"):
+        Recipe.load(tmp_path / "nowhere.yaml")
+
+
+def test_a_recipe_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "r.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match=r"r\.yaml: cannot be read"):
+        Recipe.load(tmp_path / "r.yaml")
