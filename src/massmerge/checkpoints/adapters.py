@@ -90,7 +90,8 @@ def open_adapter(source: Source, base: Base) -> AdapterExpert:
     config = source.json(ADAPTER_CONFIG) or {}
     _refuse_other_kinds(config)
     store = source.store("adapter_model", "adapter_model")
-    plain = {key: _plain_name(key) for key in store.infos}
+    # With `bias: all` peft also saves the biases of heads that the saved ones replace.
+    plain = {key: _plain_name(key) for key in store.infos if ".original_module." not in key}
     whole = {name: store.infos[key] for key, name in plain.items() if not _lora_part(name)}
     skeleton = _task_skeleton(source, config, base, whole, plain)
     parts = split(skeleton, base.skeleton)

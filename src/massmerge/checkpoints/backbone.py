@@ -198,7 +198,10 @@ def infer_task_model(
     names = [*candidates, *_task_classes(config)]
     best: tuple[Skeleton, Match] | None = None
     for class_name in dict.fromkeys([base.skeleton.class_name, *names]):
-        skeleton = untie_output(_with_labels(config, class_name, infos), infos)
+        try:
+            skeleton = untie_output(_with_labels(config, class_name, infos), infos)
+        except InputError:
+            continue  # a candidate of another architecture, which the base's configuration cannot build
         match = skeleton.match(infos)
         if best is None or len(match.unexpected) < len(best[1].unexpected):
             best = skeleton, match

@@ -25,6 +25,9 @@ from massmerge.checkpoints.stores import Store
 from massmerge.errors import InputError
 from massmerge.tensorfile import TensorInfo
 
+# Buffers that earlier versions of transformers stored; later ones make them at run time, some under other names.
+_OLD_BUFFERS = (".position_ids", ".token_type_ids", ".attn.masked_bias", ".rotary_emb.inv_freq")
+
 Kind = Literal["linear", "conv1d", "conv", "embedding", "other"]
 
 
@@ -158,7 +161,7 @@ class Skeleton:
             if reading.info.shape != self.slots[name].shape
         }
         missing = [name for name in self.slots if name not in readings]
-        return Match(readings, missing, [k for k in unexpected if not self._ignorable(k)], mismatched)
+        return Match(readings, missing, [k for k in unexpected if not self._is_transient(k)], mismatched)
 
     def _converted(
         self, target: str, members: list[tuple[str, str]], infos: Mapping[str, TensorInfo]
@@ -180,11 +183,12 @@ class Skeleton:
             if name in self.canonical
         }
 
-    def _ignorable(self, key: str) -> bool:
-        """Whether the class itself says that this name in a file means nothing (buffers made at run time)."""
+    def _is_transient(self, key: str) -> bool:
+        """Whether this name in a file means nothing: a buffer made at run time, or one that the class says to ignore."""
         patterns = getattr(self.model, "_keys_to_ignore_on_load_unexpected", None) or []
-        transient = {name.rpartition(".")[2] for name, _ in self.model.named_buffers()} | {"position_ids"}
-        return key.rpartition(".")[2] in transient or any(re.search(p, key) for p in patterns)
+        buffers = {name for name, _ in self.model.named_buffers()}
+        target = self.rename([key])[key][0]
+        return key.endswith(_OLD_BUFFERS) or target in buffers or any(re.search(p, key) for p in patterns)
 
     def submodule(self, kind: type[nn.Module]) -> str | None:
         """Path of the first part of this model that is of exactly that class, with a final dot; "" for itself."""
