@@ -315,6 +315,20 @@ def test_a_lora_over_the_head_is_refused_and_not_dropped(tmp_path):
     assert "classifier" in refusal(tmp_path)
 
 
+def test_a_lora_over_an_output_layer_is_not_taken_for_one_over_the_embeddings_it_was_tied_to(tmp_path):
+    options = {"target_modules": ["lm_head", "c_attn"], "task_type": "CAUSAL_LM", "fan_in_fan_out": True}
+    write_adapter(tmp_path, "gpt2", tf.GPT2LMHeadModel, **options)
+    assert "lm_head: not in the base's GPT2Model" in refusal(tmp_path)
+
+
+def test_an_output_layer_saved_whole_leaves_the_embeddings_alone(tmp_path):
+    options = {"target_modules": ["c_attn"], "modules_to_save": ["lm_head"], "fan_in_fan_out": True}
+    expected = write_adapter(tmp_path, "gpt2", tf.GPT2LMHeadModel, **options)
+    _, expert = open_pair(tmp_path)
+    assert "wte.weight" not in expert.names()
+    assert expert.head.read("lm_head.weight").equal(expected.lm_head.weight)
+
+
 def test_a_folder_with_an_adapter_configuration_is_an_adapter(tmp_path):
     write_adapter(tmp_path, target_modules=["query"])
     assert isinstance(open_pair(tmp_path)[1], AdapterExpert)

@@ -402,8 +402,11 @@ def test_dropout_and_labels_may_differ_without_a_word(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [("{", "cannot read this configuration"), ('{"model_type": "no_such_model"}', "cannot read this configuration"),
+     ('{"model_type": "bert", "hidden_size": "x"}', "Field 'hidden_size' expected int, got str"),
+     ('{"model_type": "bert", "hidden_size": 33}', "cannot build bert"),
+     ('{"model_type": "bert", "hidden_size": -48}', "cannot build bert"),
      ('{"model_type": "bert", "architectures": ["BertForTelepathy"]}', "has no model class BertForTelepathy")],
-    ids=["no json", "unknown type", "unknown class"],
+    ids=["no json", "unknown type", "no number", "impossible", "negative", "unknown class"],
 )  # fmt: skip
 def test_a_configuration_that_cannot_be_used_is_refused(tmp_path, text, words):
     write_bert(tmp_path)

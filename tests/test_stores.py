@@ -54,6 +54,11 @@ def test_a_training_checkpoint_gives_the_state_dict_inside(tmp_path, wrapper):
     assert_holds(open_file(tmp_path / "last.pt"), STATE)
 
 
+def test_the_prefix_of_data_parallel_training_is_dropped(tmp_path):
+    torch.save({f"module.{name}": tensor for name, tensor in STATE.items()}, tmp_path / "last.pt")
+    assert_holds(open_file(tmp_path / "last.pt"), STATE)
+
+
 def test_a_pickle_of_the_time_before_zip_files_is_read(tmp_path):
     torch.save(STATE, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
     assert_holds(open_file(tmp_path / "old.bin"), STATE)

@@ -43,6 +43,10 @@ class TensorInfo:
         """Bytes of the data."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def shares_bytes(self, other: TensorInfo) -> bool:
+        """Whether the two are one tensor under two names; never where the data is elsewhere."""
+        return self.path is not None and (self.path, self.offset) == (other.path, other.offset)
+
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors of a safetensors file, from its header alone.

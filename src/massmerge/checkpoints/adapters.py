@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from massmerge.checkpoints.backbone import Base, infer_task_model, load_config, split
 from massmerge.checkpoints.experts import HeadParts, LowRank
-from massmerge.checkpoints.skeleton import Reading, Skeleton, Slot, build
+from massmerge.checkpoints.skeleton import Reading, Skeleton, Slot, build, untie_output
 from massmerge.checkpoints.sources import Source
 from massmerge.checkpoints.stores import Store
 from massmerge.errors import InputError, listing
@@ -93,7 +94,7 @@ def open_adapter(source: Source, base: Base) -> AdapterExpert:
     # With `bias: all` peft also saves the biases of heads that the saved ones replace.
     plain = {key: _plain_name(key) for key in store.infos if ".original_module." not in key}
     whole = {name: store.infos[key] for key, name in plain.items() if not _lora_part(name)}
-    skeleton = _task_skeleton(source, config, base, whole, plain)
+    skeleton = _with_own_output(_task_skeleton(source, config, base, whole, plain), base, set(plain.values()))
     parts = split(skeleton, base.skeleton)
     pairs, complaints = _find_pairs(config, plain, skeleton, parts.backbone, base, store)
     match = skeleton.match(whole)
@@ -155,6 +156,14 @@ def _task_skeleton(
     names = {**whole, **dict.fromkeys(modules, TensorInfo((), next(iter(base.readings.values())).info.dtype))}
     said = (config.get("auto_mapping") or {}).get("base_model_class")
     return infer_task_model(base, names, [said] if said else [])[0]
+
+
+def _with_own_output(skeleton: Skeleton, base: Base, names: Iterable[str]) -> Skeleton:
+    """An output layer that the adapter saves or updates is no longer tied to the base's embeddings."""
+    prefix = skeleton.submodule(type(base.skeleton.model)) or ""
+    held = {f"{prefix}{name}": base.info(name) for name in base.slots}
+    touched = {f"{part['module']}.weight" if (part := _lora_part(name)) else name for name in names}
+    return untie_output(skeleton, held | dict.fromkeys(touched, TensorInfo((), torch.float32)))
 
 
 def _find_pairs(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
@@ -76,8 +77,8 @@ def load_config(source: Source) -> PretrainedConfig:
         raise InputError(f"{source.text}: has no config.json, so it is not a Hugging Face model folder.")
     try:
         return AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (ValueError, KeyError, TypeError, OSError, StrictDataclassError) as error:
+        reason = " ".join(str(error).split("\n")[:2]).strip()
         raise InputError(f"{path}: transformers cannot read this configuration ({reason}).") from None
 
 

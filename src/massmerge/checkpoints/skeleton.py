@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -212,7 +213,7 @@ def untie_output(skeleton: Skeleton, infos: Mapping[str, TensorInfo]) -> Skeleto
     own = held.pop(f"{path}.weight", None)
     rest = [held[name] for name in (slot.name, *slot.aliases) if name in held]
     # A pickle of tied weights names the same bytes twice.
-    if own is None or not rest or any((own.path, own.offset) == (other.path, other.offset) for other in rest):
+    if own is None or not rest or any(own.shares_bytes(other) for other in rest):
         return skeleton
     output.weight = nn.Parameter(torch.empty_like(output.weight))
     return Skeleton(skeleton.model)
@@ -257,7 +258,7 @@ def build(config: PretrainedConfig, class_name: str | None = None) -> Skeleton:
     try:
         with torch.device("meta"):
             model = getattr(transformers, class_name)(config) if class_name else AutoModel.from_config(config)
-    except (ValueError, TypeError, AttributeError, ImportError) as error:
+    except (ValueError, TypeError, AttributeError, ImportError, RuntimeError, StrictDataclassError) as error:
         raise InputError(f"transformers cannot build {class_name or config.model_type}: {error}") from None
     model.tie_weights()
     return Skeleton(model)

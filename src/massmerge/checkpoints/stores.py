@@ -83,6 +83,8 @@ def _load_pickle(path: Path) -> dict[str, Tensor]:
     for wrapper in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state = state[wrapper]
+    if isinstance(state, dict) and all(str(name).startswith("module.") for name in state):
+        state = {name.removeprefix("module."): t for name, t in state.items()}  # saved from inside DataParallel
     if not isinstance(state, dict) or not all(isinstance(n, str) and isinstance(t, Tensor) for n, t in state.items()):
         raise InputError(f"{path}: not a state dict (a dictionary of names and tensors). Save `model.state_dict()`.")
     return state
