@@ -2,10 +2,15 @@
 
 __version__ = "0.1.0"
 
+from massmerge.answers import Answer, Prediction, Routing
 from massmerge.bundle import Bundle
 from massmerge.errors import InputError, MassError, Problem
 from massmerge.merge import merge
+from massmerge.model import Model, load
 from massmerge.plan import Plan, make_plan
 from massmerge.recipe import Recipe
 
-__all__ = ["Bundle", "InputError", "MassError", "Plan", "Problem", "Recipe", "__version__", "make_plan", "merge"]
+__all__ = [
+    "Answer", "Bundle", "InputError", "MassError", "Model", "Plan", "Prediction", "Problem", "Recipe", "Routing",
+    "__version__", "load", "make_plan", "merge",
+]  # fmt: skip

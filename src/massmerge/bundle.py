@@ -21,6 +21,7 @@ FORMAT_VERSION = 1
 MANIFEST = "mass.json"
 STATISTICS = "statistics.safetensors"
 FIXED = "fixed.safetensors"
+ROUTER = "router.safetensors"
 BASE_WEIGHTS = "base/model.safetensors"
 _CHUNK = 1 << 20
 

@@ -22,6 +22,8 @@ from massmerge.linalg import (
 )
 from massmerge.recipe import Redundancy
 
+_NOISE = 1e-6
+
 
 class Kept(NamedTuple):
     """What is kept of one task's delta of one matrix, and how much that is."""
@@ -81,7 +83,9 @@ def keep(base: Tensor, given: Tensor | LowRank, kind: Kind, rank: int | float) -
         factors = truncated_svd(change, energy_rank(change, rank) if isinstance(rank, float) else rank)
     if total == 0.0:
         return None
-    k = min(int(rank) if rank >= 1 else factors.rank, factors.rank, max(1, int((factors.s > 0).sum())))
+    # Directions of a rank-deficient delta beyond its rank are rounding; in a merge they would push real ones aside.
+    real = max(1, int((factors.s > _NOISE * factors.s[0]).sum()))
+    k = min(int(rank) if rank >= 1 else factors.rank, factors.rank, real)
     cut = Factors(factors.u[:, :k].contiguous(), factors.s[:k].contiguous(), factors.v[:k].contiguous())
     return Kept(cut, total**0.5, min(1.0, float(cut.s.double().square().sum()) / total))
 

@@ -28,6 +28,8 @@ class LinearHead(_Part):
     normalize: bool = False
     """Whether the features are scaled to length 1 first, as for heads of text embeddings."""
     scale: float = 1.0
+    features: Literal["auto", "pooled", "cls", "mean"] = "auto"
+    """What it reads: the backbone's pooled output, its first token, or the mean over real tokens."""
 
 
 class TaskRecipe(_Part):
@@ -98,6 +100,26 @@ class RouterOptions(_Part):
     top_k: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
 
 
+class AnswerOptions(_Part):
+    """How a selected set becomes an answer."""
+
+    merge: Literal["orthogonal", "plain", "weighted"] = "orthogonal"
+    """The adaptive merge inside a set."""
+    score: Literal["logit", "logit_and_weight", "probability"] = "logit"
+    """By what the best label over the heads of the set is chosen."""
+    weight: Annotated[float, Field(ge=0.0)] = 1.0
+    """The router's say in `logit_and_weight`: logit + weight · log(router's weight)."""
+
+
+class Unknown(_Part):
+    """When to answer that an input belongs to no task. Both are off at 0."""
+
+    lift: Annotated[float, Field(ge=0.0)] = 0.0
+    """Abstain if the best task's subspace holds less than this many times what a random one would; 1 is chance."""
+    agreement: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Abstain if the voters agree less than this on the best task; 1 is complete agreement."""
+
+
 class Recipe(_Part):
     """What to merge, and how. Unknown keys are errors."""
 
@@ -107,6 +129,8 @@ class Recipe(_Part):
     """Folder or hub id of the tokenizer or image processor, if not the base's."""
     merge: MergeOptions = MergeOptions.model_validate({})
     router: RouterOptions = RouterOptions()
+    answer: AnswerOptions = AnswerOptions()
+    unknown: Unknown = Unknown()
     shared_labels: list[list[str]] = []
     """Groups of `task/label` that mean the same thing."""
 
@@ -206,6 +230,7 @@ def _known_keys(path: Sequence[str | int]) -> list[str]:
     """Keys of the part of a recipe at that path."""
     parts: dict[str, type[BaseModel]] = {
         "tasks": TaskRecipe, "head": LinearHead, "merge": MergeOptions, "router": RouterOptions, "redundancy": Redundancy,
+        "answer": AnswerOptions, "unknown": Unknown,
     }  # fmt: skip
     names = [p for p in path if isinstance(p, str)]
     part = parts.get(names[-1]) if names else Recipe

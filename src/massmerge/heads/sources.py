@@ -129,7 +129,7 @@ def write_head(folder: Path, head: HeadSource) -> None:
         else:
             assert head.store is not None and head.linear is not None
             tensors = {name: _finite(head.store.read(name), name) for name in head.store.infos}
-            write_json(target / "linear.json", head.linear.model_dump(include={"normalize", "scale"}))
+            write_json(target / "linear.json", head.linear.model_dump(include={"normalize", "scale", "features"}))
         write_tensors(target / "model.safetensors", tensors)
     if head.labels is not None:
         write_json(folder / "labels.json", list(head.labels))

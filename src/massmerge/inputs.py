@@ -1,0 +1,189 @@
+"""What people hand in, as the tensors that a backbone takes: text, pairs, images, paths, arrays, ready tensors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from massmerge.errors import InputError
+
+MAX_PIXELS = 100_000_000
+_TEXT_LIMIT = 10_000_000  # characters; longer ones would stall the tokenizer before it truncates
+Row = dict[str, Tensor]
+
+
+class InputReader:
+    """Turns inputs into rows of tensors, and rows into batches.
+
+    Args:
+        folder: the bundle's processor folder; without one only ready tensors are taken.
+        config: the backbone's configuration.
+        image: whether the backbone takes images.
+    """
+
+    def __init__(self, folder: Path, config: PretrainedConfig, *, image: bool) -> None:
+        self._folder, self._config, self.image = folder, config, image
+        self._processor: Any = None
+        self._said_truncated = False
+
+    def row(self, item: Any) -> Row:
+        """One input as tensors without a batch dimension.
+
+        Raises:
+            InputError: it cannot be read as an input of this model; the message says what and what to do.
+        """
+        if isinstance(item, Mapping):
+            return self._ready({k: torch.as_tensor(v) for k, v in item.items()})
+        if self.image:
+            return {"pixel_values": self._pixels(item)}
+        return self._tokens(item)
+
+    def batch(self, rows: list[Row]) -> dict[str, Tensor]:
+        """Rows as one batch; text is padded to the longest on the right."""
+        if self.image:
+            return {"pixel_values": torch.stack([row["pixel_values"] for row in rows])}
+        longest = max(row["input_ids"].shape[0] for row in rows)
+        pad = getattr(self._config, "pad_token_id", None) or 0
+        fill = {"input_ids": pad}
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {n: torch.stack([_padded(row[n], longest, fill.get(n, 0)) for row in rows]) for n in names}
+
+    def _ready(self, row: Row) -> Row:
+        wanted = "pixel_values" if self.image else "input_ids"
+        if wanted not in row:
+            raise InputError(
+                f"ready tensors must hold {wanted!r}; these hold {', '.join(map(repr, row)) or 'nothing'}."
+            )
+        if self.image:
+            return {"pixel_values": self._checked_pixels(row["pixel_values"])}
+        ids = row["input_ids"]
+        if ids.ndim != 1 or ids.dtype not in (torch.int64, torch.int32) or ids.numel() == 0:
+            raise InputError(
+                f"input_ids must be whole numbers of shape (tokens,); these are {ids.dtype} {tuple(ids.shape)}."
+            )
+        if int(ids.min()) < 0 or int(ids.max()) >= self._config.vocab_size:
+            raise InputError(f"input_ids must lie between 0 and {self._config.vocab_size - 1}, the base's vocabulary.")
+        other = [n for n, t in row.items() if t.shape != ids.shape]
+        if other:
+            raise InputError(f"{', '.join(other)}: not of the shape of input_ids, {tuple(ids.shape)}.")
+        return {"attention_mask": torch.ones_like(ids), **row, "input_ids": ids.long()}
+
+    # Text
+
+    def _tokens(self, item: Any) -> Row:
+        pair = (
+            isinstance(item, tuple | list) and len(item) == 2 and all(isinstance(part, str) for part in item)
+        )  # e.g. premise and hypothesis
+        if not isinstance(item, str) and not pair:
+            raise InputError(f"this model takes text or pairs of texts, not {_kind(item)}.")
+        texts = list(item) if pair else [item]
+        if not any(text.strip() for text in texts):
+            raise InputError("empty text.")
+        if any(len(text) > _TEXT_LIMIT for text in texts):
+            raise InputError(f"text of more than {_TEXT_LIMIT:,} characters. Split it.")
+        tokenizer = self.processor
+        limit = min(tokenizer.model_max_length, _positions(self._config))
+        encoded = tokenizer(*texts, truncation=True, max_length=limit)
+        row = {k: torch.tensor(v) for k, v in encoded.items() if isinstance(v, list)}
+        if row["input_ids"].shape[0] >= limit and not self._said_truncated:
+            self._said_truncated = len(tokenizer(*texts)["input_ids"]) > limit
+            if self._said_truncated:
+                warnings.warn(f"text of more than {limit} tokens was truncated (said once)", stacklevel=2)
+        if row["input_ids"].numel() == 0:
+            raise InputError("the tokenizer finds no token in this text.")
+        return {k: v.long() for k, v in row.items()}
+
+    @property
+    def processor(self) -> Any:
+        """The tokenizer or image processor, loaded when first needed.
+
+        Raises:
+            InputError: the bundle has none.
+        """
+        if self._processor is None:
+            from transformers import AutoImageProcessor, AutoTokenizer
+
+            loader = AutoImageProcessor if self.image else AutoTokenizer
+            kind = "image processor" if self.image else "tokenizer"
+            try:
+                if not self._folder.is_dir():
+                    raise OSError("there is no processor folder")
+                self._processor = loader.from_pretrained(self._folder)
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                reason = str(error).strip().splitlines()[0]
+                raise InputError(
+                    f"the bundle has no {kind} that can be loaded ({reason}). Name one in the recipe (`processor:`) and "
+                    "merge again, or hand in ready tensors."
+                ) from None
+        return self._processor
+
+    # Images
+
+    def _pixels(self, item: Any) -> Tensor:
+        if isinstance(item, Tensor):
+            return self._checked_pixels(item)
+        image = _open_image(item)
+        return self.processor(images=image, return_tensors="pt")["pixel_values"][0]
+
+    def _checked_pixels(self, pixels: Tensor) -> Tensor:
+        channels = getattr(self._config, "num_channels", 3)
+        if pixels.ndim != 3 or pixels.shape[0] != channels or not pixels.is_floating_point():
+            raise InputError(
+                f"a ready image is a floating-point tensor ({channels}, height, width); this is {pixels.dtype} "
+                f"{tuple(pixels.shape)}."
+            )
+        if not bool(torch.isfinite(pixels).all()):
+            raise InputError("the tensor holds NaN or infinity.")
+        return pixels.float()
+
+
+def _open_image(item: Any) -> Image.Image:
+    """An image in RGB; its size is looked at before a pixel is decoded."""
+    where = ""
+    try:
+        if isinstance(item, str | Path):
+            where = f"{item}: "
+            if Path(item).is_file() and Path(item).stat().st_size == 0:
+                raise InputError(f"{where}the file is empty.")
+            item = Image.open(item)
+        elif isinstance(item, np.ndarray):
+            if item.dtype != np.uint8:
+                raise InputError(f"an array must hold bytes (uint8) of shape (height, width, 3); this is {item.dtype}.")
+            item = Image.fromarray(item)
+        if not isinstance(item, Image.Image):
+            raise InputError(f"this model takes images or paths of images, not {_kind(item)}.")
+        if item.width * item.height > MAX_PIXELS:
+            raise InputError(
+                f"{where}{item.width}×{item.height} pixels; at most {MAX_PIXELS:,} are decoded. Scale it down."
+            )
+        return item.convert("RGB")
+    except FileNotFoundError:
+        raise InputError(f"{where}no such file.") from None
+    except Image.DecompressionBombError:
+        raise InputError(f"{where}too many pixels; at most {MAX_PIXELS:,} are decoded. Scale it down.") from None
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, TypeError) as error:
+        raise InputError(f"{where}not an image that can be read ({error}).") from None
+
+
+def _padded(values: Tensor, length: int, fill: int) -> Tensor:
+    return torch.nn.functional.pad(values, (0, length - values.shape[0]), value=fill)
+
+
+def _positions(config: PretrainedConfig) -> int:
+    """How many tokens the backbone has positions for; RoBERTa's start behind its padding token."""
+    count = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if count is None:
+        return 1_000_000
+    return count - (config.pad_token_id or 0) - 1 if "roberta" in config.model_type else count
+
+
+def _kind(item: Any) -> str:
+    return f"{type(item).__module__}.{type(item).__name__}".removeprefix("builtins.")

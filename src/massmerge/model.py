@@ -1,0 +1,324 @@
+"""A loaded bundle: takes inputs without a task name, finds the task and answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from massmerge.answers import Prediction, Routing, rank_answers
+from massmerge.errors import InputError
+from massmerge.heads.runtime import ShellHead, features
+from massmerge.recipe import Unknown
+from massmerge.routing import select, standardize, vote, weigh
+from massmerge.routing.projection import ProjectionRouter
+from massmerge.runtime import Runtime, load_runtime
+from massmerge.subspace.segments import Segment, Segments
+from massmerge.subspace.updates import SetChanges
+from massmerge.trees import take_rows
+
+_BATCH_PROBES = 4  # inputs that decide for a whole batch of one task
+
+
+def load(path: str | Path, *, cache: str | int = 0, check: bool = True) -> Model:
+    """Load a bundle.
+
+    Args:
+        path: the bundle's folder.
+        cache: bytes (or `"512MB"`) for dense weights of sets that are used again and again; none by default.
+        check: whether every file's checksum is compared with the manifest's first.
+
+    Raises:
+        InputError: not a bundle, or damaged.
+    """
+    return Model(load_runtime(Path(path), cache=cache, check=check))
+
+
+class Model:
+    """One backbone, many tasks. Safe to use from several threads."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the tasks, in order."""
+        return list(self._runtime.tasks)
+
+    @property
+    def labels(self) -> dict[str, tuple[str, ...]]:
+        """Label names of each task that has a head."""
+        return dict(self._runtime.labels)
+
+    @property
+    def voters(self) -> list[str]:
+        """The sites and tokens that decide, such as `M0.mean`."""
+        return [voter.name for voter in self._runtime.voters]
+
+    def predict(
+        self,
+        inputs: Any,
+        *,
+        task: str | Sequence[str] | None = None,
+        route: Literal["input", "batch"] = "input",
+        top: int = 3,
+        batch_size: int = 32,
+        unknown: Unknown | dict[str, float] | None = None,
+        on_error: Literal["raise", "row"] = "raise",
+    ) -> list[Prediction]:
+        """Answer inputs: text, pairs of texts, PIL images, paths, arrays or ready tensors; one, or any iterable of them.
+
+        Args:
+            inputs: what to answer.
+            task: a task's name to skip routing, or several to choose among; all by default.
+            route: `input` decides for each input by itself, `batch` once for each batch of inputs of one task.
+            top: how many answers to give, the best included.
+            batch_size: how many inputs run at once.
+            unknown: when to answer that no task fits, instead of what the recipe says.
+            on_error: whether an input that cannot be read stops everything or has its error in its row.
+
+        Raises:
+            InputError: an unknown task, an input that cannot be read, or tasks without heads.
+        """
+        options = {"task": task, "route": route, "top": top, "batch_size": batch_size, "unknown": unknown}
+        return list(self.stream(_several(inputs), on_error=on_error, **options))  # type: ignore[arg-type]
+
+    def stream(
+        self,
+        inputs: Iterable[Any],
+        *,
+        task: str | Sequence[str] | None = None,
+        route: Literal["input", "batch"] = "input",
+        top: int = 3,
+        batch_size: int = 32,
+        unknown: Unknown | dict[str, float] | None = None,
+        on_error: Literal["raise", "row"] = "raise",
+    ) -> Iterator[Prediction]:
+        """As `predict`, one batch at a time: memory does not grow with the number of inputs."""
+        allowed = self._allowed(task)
+        without = [self.tasks[t] for t in allowed if self.tasks[t] not in self._runtime.heads]
+        if without:
+            raise InputError(f"{', '.join(without)}: no head, so there is no label to answer. Use `embed` or `route`.")
+        limits = Unknown.model_validate(unknown) if unknown is not None else self._runtime.recipe.unknown
+        if top < 1 or batch_size < 1:
+            raise InputError("top and batch_size must be at least 1.")
+        for rows in self._batches(inputs, batch_size, on_error):
+            good = [row for row in rows if not isinstance(row, Prediction)]
+            answers = iter(self._answer(good, allowed, route, top, limits) if good else [])
+            for row in rows:
+                yield row if isinstance(row, Prediction) else next(answers)
+
+    def route(self, inputs: Any, *, task: str | Sequence[str] | None = None, batch_size: int = 32) -> list[Routing]:
+        """Only the first half: residual, weight and selected set of each input."""
+        allowed = self._allowed(task)
+        routings: list[Routing] = []
+        for rows in self._batches(_several(inputs), batch_size, "raise"):
+            batch = self._runtime.reader.batch(rows)
+            routings += self._routings(self._runtime.first_pass(batch), allowed, self._runtime.recipe.unknown)
+        return routings
+
+    def embed(self, inputs: Any, *, task: str | Sequence[str] | None = None, batch_size: int = 32) -> Tensor:
+        """Features (inputs, width) of the second pass."""
+        allowed = self._allowed(task)
+        found = []
+        for rows in self._batches(_several(inputs), batch_size, "raise"):
+            batch = self._runtime.reader.batch(rows)
+            routings = self._routings_of(batch, allowed, "input", Unknown())[0]
+            output, order = self._second_pass(batch, routings)
+            found.append(features(output, _reordered(batch, order))[torch.argsort(order)])
+        return torch.cat(found) if found else torch.empty(0)
+
+    # Steps
+
+    def _allowed(self, task: str | Sequence[str] | None) -> list[int]:
+        """Positions of the tasks that may be chosen."""
+        if task is None:
+            return list(range(len(self.tasks)))
+        names = [task] if isinstance(task, str) else list(task)
+        unknown = [name for name in names if name not in self.tasks]
+        if unknown or not names:
+            raise InputError(f"no task {', '.join(map(repr, unknown))}. There are {', '.join(self.tasks)}.")
+        return [i for i, name in enumerate(self.tasks) if name in names]
+
+    def _batches(self, inputs: Iterable[Any], size: int, on_error: str) -> Iterator[list[Any]]:
+        """Rows of tensors, in batches; with `row`, a Prediction with the error where an input cannot be read."""
+        items = iter(inputs)
+        while chunk := list(islice(items, size)):
+            rows: list[Any] = []
+            for item in chunk:
+                try:
+                    if isinstance(item, Exception):
+                        raise item
+                    rows.append(self._runtime.reader.row(item))
+                except InputError as error:
+                    if on_error == "raise":
+                        raise
+                    rows.append(Prediction(None, error=str(error)))
+            yield rows
+
+    def _answer(self, rows: list[Any], allowed: list[int], route: str, top: int, unknown: Unknown) -> list[Prediction]:
+        batch = self._runtime.reader.batch(rows)
+        routings, timings = self._routings_of(batch, allowed, route, unknown)
+        known = [i for i, routing in enumerate(routings) if routing.selected]
+        predictions = [Prediction(None, routing=routing) for routing in routings]
+        if known:
+            chosen = [routings[i] for i in known]
+            part = batch if len(known) == len(rows) else {k: v[torch.tensor(known)] for k, v in batch.items()}
+            began = time.perf_counter()
+            output, order = self._second_pass(part, chosen)
+            timings["second pass"] = _ms(began)
+            began = time.perf_counter()
+            for i, prediction in zip(known, self._heads(output, order, part, chosen, top), strict=True):
+                predictions[i] = prediction
+            timings["heads"] = _ms(began)
+        timings["inputs"] = len(rows)
+        return [replace(p, timings=timings) for p in predictions]
+
+    def _routings_of(
+        self, batch: dict[str, Tensor], allowed: list[int], route: str, unknown: Unknown
+    ) -> tuple[list[Routing], dict[str, float]]:
+        """Routings of a batch and what they took; a known task needs no first pass."""
+        count = next(iter(batch.values())).shape[0]
+        if len(allowed) == 1:
+            name = self.tasks[allowed[0]]
+            return [Routing({}, {name: 1.0}, [name], "none: the task was given")] * count, {}
+        probes = batch if route == "input" else {k: v[:_BATCH_PROBES] for k, v in batch.items()}
+        began = time.perf_counter()
+        activations = self._runtime.first_pass(probes)
+        timings = {"first pass": _ms(began)}
+        began = time.perf_counter()
+        if route == "input":
+            routings = self._routings(activations, allowed, unknown)
+        else:
+            routings = self._routings(activations, allowed, unknown, shared=True) * count
+        timings["routing"] = _ms(began)
+        return routings, timings
+
+    @torch.inference_mode()
+    def _routings(
+        self, activations: list[Tensor], allowed: list[int], unknown: Unknown, *, shared: bool = False
+    ) -> list[Routing]:
+        options = self._runtime.recipe.router
+        scores = [router(z)[:, allowed] for router, z in zip(self._runtime.routers, activations, strict=True)]
+        if shared:
+            scores = [s.mean(0, keepdim=True) for s in scores]
+            activations = [z[:1] for z in activations]
+        residuals = vote(scores)
+        weights = weigh(residuals, standardized=options.standardize, temperature=options.temperature)
+        chosen = select(weights, options.threshold, self._runtime.top_k)
+        names = [self.tasks[t] for t in allowed]
+        lifts = self._lifts(activations, allowed, [c[0] for c in chosen])
+        agreements = _agreements(scores, [c[0] for c in chosen])
+        site = " ".join(self.voters)
+        routings = []
+        for i, picked in enumerate(chosen):
+            abstains = (lifts is not None and lifts[i] < unknown.lift) or agreements[i] < unknown.agreement
+            routings.append(
+                Routing(
+                    dict(zip(names, residuals[i].tolist(), strict=True)),
+                    dict(zip(names, weights[i].tolist(), strict=True)),
+                    [] if abstains else [names[c] for c in picked],
+                    site,
+                    None if lifts is None else round(lifts[i], 4),
+                    round(agreements[i], 4),
+                )
+            )
+        return routings
+
+    def _lifts(self, activations: list[Tensor], allowed: list[int], best: list[int]) -> list[float] | None:
+        """How much more of each activation its best task holds than chance, the mean over voters."""
+        routers = self._runtime.routers
+        if not all(isinstance(router, ProjectionRouter) for router in routers):
+            return None
+        total = torch.zeros(len(best))
+        index = torch.tensor([allowed[b] for b in best])
+        for router, z in zip(routers, activations, strict=True):
+            assert isinstance(router, ProjectionRouter)
+            chance = torch.tensor(router.ranks, dtype=z.dtype)[index] / z.shape[1]
+            share = router.captured(z).gather(1, index[:, None])[:, 0] / z.square().sum(1).clamp_min(1e-30)
+            total += share / chance.clamp_min(1e-12)
+        return (total / len(routers)).tolist()
+
+    def _second_pass(self, batch: dict[str, Tensor], routings: list[Routing]) -> tuple[Any, Tensor]:
+        """The backbone's output for the inputs sorted by selected set, and the order they were sorted to."""
+        runtime = self._runtime
+        weighted = runtime.recipe.answer.merge == "weighted"
+        keys = [
+            (tuple(sorted(runtime.tasks.index(t) for t in r.selected)), i if weighted and len(r.selected) > 1 else -1)
+            for i, r in enumerate(routings)
+        ]
+        order = sorted(range(len(keys)), key=lambda i: (keys[i], i))
+        parts: list[Segment] = []
+        for position, i in enumerate(order):
+            if parts and keys[order[position - 1]] == keys[i]:
+                parts[-1] = replace(parts[-1], stop=position + 1)
+                continue
+            parts.append(Segment(self._changes(keys[i][0], routings[i], weighted), position, position + 1))
+        runtime.cache.use([part.changes for part in parts])
+        index = torch.tensor(order)
+        sorted_batch = _reordered(batch, index)
+        shell = next((h for h in runtime.heads.values() if isinstance(h, ShellHead)), None)
+        call = shell.backbone_call(sorted_batch, runtime.base) if shell else sorted_batch
+        return runtime.second_pass(call, Segments(tuple(parts), len(order))), index
+
+    def _changes(self, tasks: tuple[int, ...], routing: Routing, weighted: bool) -> SetChanges:
+        if weighted and len(tasks) > 1:
+            weights = [routing.weights[self.tasks[t]] for t in tasks]
+            return self._runtime.make_changes(tasks, weights)
+        return self._runtime.changes(tasks)
+
+    def _heads(
+        self, output: Any, order: Tensor, batch: dict[str, Tensor], routings: list[Routing], top: int
+    ) -> list[Prediction]:
+        """Every head of every selected set on the rows that selected it, then the best label of each input."""
+        count = len(routings)
+        inputs = _reordered(batch, order)
+        logits: list[dict[str, Tensor]] = [{} for _ in range(count)]
+        for task, head in self._runtime.heads.items():
+            rows = [p for p, i in enumerate(order.tolist()) if task in routings[i].selected]
+            if not rows:
+                continue
+            index = torch.tensor(rows)
+            values = head(take_rows(output, index, count), {k: v[index] for k, v in inputs.items()})
+            for position, row in zip(rows, values, strict=True):
+                logits[int(order[position])][task] = row
+        predictions = []
+        for routing, found in zip(routings, logits, strict=True):
+            answers = rank_answers(found, self._runtime.labels, routing.weights, self._runtime.recipe.answer, top)
+            best = answers[0]
+            predictions.append(Prediction(best.task, best.label, best.score, best.logit, answers[1:], routing))
+        return predictions
+
+
+def _several(inputs: Any) -> Iterable[Any]:
+    """One input as a list of one; a pair of strings given alone is two inputs, not a pair."""
+    single = (
+        isinstance(inputs, str | Path | dict) or hasattr(inputs, "convert") or hasattr(inputs, "__array_interface__")
+    )
+    if isinstance(inputs, Tensor):
+        return [inputs] if inputs.ndim == 3 else list(inputs)
+    return [inputs] if single else inputs
+
+
+def _reordered(batch: dict[str, Tensor], order: Tensor) -> dict[str, Tensor]:
+    return {k: v[order] for k, v in batch.items()}
+
+
+def _agreements(scores: list[Tensor], best: list[int]) -> list[float]:
+    """How far voters agree on the best task: its mean standardised residual, as a share of the greatest possible."""
+    count = scores[0].shape[1]
+    if count < 2:
+        return [1.0] * len(best)
+    together = torch.stack([standardize(s) for s in scores]).mean(0)
+    greatest = (count - 1) / count**0.5
+    return [float((-row[b] / greatest).clamp(0, 1)) for row, b in zip(together, best, strict=True)]
+
+
+def _ms(began: float) -> float:
+    return round((time.perf_counter() - began) * 1000, 3)

@@ -1,0 +1,45 @@
+"""A router that is trained: a two-layer network on the activations of a support set."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+
+_HIDDEN, _DROPOUT = 1024, 0.5  # the paper's
+
+
+def _network(width: int, tasks: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, _HIDDEN), nn.ReLU(), nn.Dropout(_DROPOUT), nn.Linear(_HIDDEN, tasks))
+
+
+def fit_mlp(activations: Tensor, owners: Tensor, tasks: int, *, steps: int = 300, seed: int = 0) -> dict[str, Tensor]:
+    """Train on normalised activations (n, d); returns the network's tensors. The same inputs give the same network."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = _network(activations.shape[1], tasks)
+        optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.1)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        units = normalize(activations, dim=1)
+        for _ in range(steps):
+            chosen = torch.randint(len(units), (min(len(units), 128),))
+            loss = cross_entropy(network(units[chosen]), owners[chosen])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+    return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+
+
+class MlpRouter:
+    """Scores of one voter: the negative logits of the trained network; less is better."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._network = _network(tensors["0.weight"].shape[1], tensors["3.weight"].shape[0])
+        self._network.load_state_dict(tensors)
+        self._network.eval()
+
+    @torch.inference_mode()
+    def __call__(self, z: Tensor) -> Tensor:
+        """Negative logits (batch, T) of activations (batch, d)."""
+        return -self._network(normalize(z, dim=1))

@@ -1,0 +1,25 @@
+"""A router that keeps a support set of activations and asks for the nearest by cosine."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+
+class NearestRouter:
+    """Scores of one voter: the cosine distance to the nearest support activation of each task; less is better.
+
+    Args:
+        support: activations (n, d).
+        owners: task of each (n,).
+        tasks: number of tasks, each with at least one activation.
+    """
+
+    def __init__(self, support: Tensor, owners: Tensor, tasks: int) -> None:
+        self._support = [normalize(support[owners == t], dim=1) for t in range(tasks)]
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Distances (batch, T) of activations (batch, d)."""
+        units = normalize(z, dim=1)
+        return torch.stack([1 - (units @ s.mT).amax(1) for s in self._support], 1)

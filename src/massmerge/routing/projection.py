@@ -1,0 +1,89 @@
+"""The paper's router: what remains of an activation after projection on each task's singular vectors. No data."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+_CLOSE = 1e-3
+Score = Literal["residual", "l1", "mahalanobis", "energy"]
+
+
+class ProjectionRouter:
+    """Scores of one voter.
+
+    Args:
+        bases: for each task, orthonormal rows `v (k, d)`; k may be 0 for a task that changes nothing here.
+        score: `residual` is the length of what remains; `l1` its sum of absolute values; `mahalanobis` its length in the
+            metric of all bases together; `energy` the captured length, negative so that less is better as with the others.
+    """
+
+    def __init__(self, bases: list[Tensor], score: Score = "residual") -> None:
+        self.score = score
+        self.ranks = [v.shape[0] for v in bases]
+        self.stacked = torch.cat(bases)
+        self._owner = torch.repeat_interleave(torch.arange(len(bases)), torch.tensor(self.ranks))
+        self._whitener = mahalanobis_whitener(self.stacked) if score == "mahalanobis" else None
+
+    def captured(self, z: Tensor) -> Tensor:
+        """`‖V_i z‖²` (batch, T), all tasks by one product."""
+        squares = (z @ self.stacked.mT).square()
+        return z.new_zeros(z.shape[0], len(self.ranks)).index_add_(1, self._owner, squares)
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Residuals (batch, T) of activations (batch, d); less is better."""
+        if self.score in ("residual", "energy"):
+            captured = self.captured(z)
+            if self.score == "energy":
+                return -captured.sqrt()
+            # Pythagoras: V's rows are orthonormal, so nothing is projected back.
+            length = z.square().sum(1, keepdim=True)
+            squared = length - captured
+            # Where almost nothing remains, the difference is rounding; those few inputs are projected back after all.
+            close = (squared < _CLOSE * length).any(1)
+            residuals = squared.clamp_min(0).sqrt()
+            if bool(close.any()):
+                residuals[close] = torch.stack([r.norm(dim=1) for r in self._remainders(z[close].double())], 1).to(
+                    z.dtype
+                )
+            return residuals
+        return torch.stack([self._measure(r) for r in self._remainders(z)], 1)
+
+    def _measure(self, remainder: Tensor) -> Tensor:
+        if self._whitener is None:
+            return remainder.abs().sum(1)
+        return torch.linalg.vector_norm(remainder @ self._whitener, dim=1)
+
+    def _remainders(self, z: Tensor) -> list[Tensor]:
+        """What remains of the activations after projection on each task."""
+        return [z - (z @ v.to(z.dtype).mT) @ v.to(z.dtype) for v in torch.split(self.stacked, self.ranks)]
+
+
+def mahalanobis_whitener(v: Tensor, ridge: float = 1e-3) -> Tensor:
+    """`Σ^-½` (d, d) for the covariance of all tasks' singular vectors together, centred as the paper defines it.
+
+    The covariance has low rank where the tasks leave directions out; the ridge, a share of its mean variance, keeps it
+    invertible.
+    """
+    centred = (v - v.mean(0, keepdim=True)).double()
+    covariance = centred.mT @ centred / max(1, v.shape[0] - 1)
+    values, vectors = torch.linalg.eigh(covariance)
+    values = values.clamp_min(0) + ridge * values.mean().clamp_min(1e-12)
+    return ((vectors * values.rsqrt()) @ vectors.mT).to(v.dtype)
+
+
+def site_basis(stacked: list[tuple[Tensor, Tensor]], rank: int) -> Tensor:
+    """Right singular vectors (k, d) of a task's deltas at a site.
+
+    Args:
+        stacked: `s (k)` and `v (k, d)` of each layer that reads the site's input; their deltas are stacked on each other.
+        rank: how many vectors at most, for a stack of several layers.
+    """
+    if len(stacked) == 1:
+        return stacked[0][1].float()
+    # The left factors are orthonormal, so the stack has the row space and spectrum of the scaled v's.
+    rows = torch.cat([s.float()[:, None] * v.float() for s, v in stacked])
+    _, s, v = torch.linalg.svd(rows, full_matrices=False)
+    return v[: min(rank, int((s > 1e-6 * s[0]).sum()))]

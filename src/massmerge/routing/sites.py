@@ -1,0 +1,132 @@
+"""Places in the network where inputs can be routed, found by tracing a probe forward."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from massmerge.errors import InputError
+
+_LINEAR = (nn.Linear, Conv1D)
+
+
+@dataclass(frozen=True)
+class Site:
+    """The input shared by one or more linear layers."""
+
+    name: str
+    """`M9` for the MLP of block 9, `A9` for its attention; else the path of its first layer."""
+    modules: tuple[str, ...]
+    """Paths of the linear layers that read this input, in the order of their calls."""
+    width: int
+    depth: float
+    """Share of the linear layers' work that lies before it, from 0 to 1: what a first pass up to here costs."""
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the weights that read this input."""
+        return tuple(f"{module}.weight" for module in self.modules)
+
+
+def routed_part(model: PreTrainedModel) -> tuple[str, nn.Module]:
+    """The part of a model that reads the prompt, with the prefix of its names: the encoder, or all of it."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        return "encoder.", model.get_submodule("encoder")
+    return "", model
+
+
+def probe_inputs(model: PreTrainedModel, batch: int = 1) -> dict[str, Tensor]:
+    """A smallest input of the right shape; its values do not matter."""
+    config = model.config
+    if model.main_input_name == "pixel_values":
+        size = getattr(config, "image_size", 224)
+        height, width = (size, size) if isinstance(size, int) else tuple(size)
+        return {"pixel_values": torch.zeros(batch, getattr(config, "num_channels", 3), height, width)}
+    ids = torch.arange(4).repeat(batch, 1) % max(1, getattr(config, "vocab_size", 4))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+@torch.inference_mode()
+def find_sites(model: PreTrainedModel) -> list[Site]:
+    """Every place where linear layers read an activation, in the order in which a forward pass comes to them."""
+    prefix, part = routed_part(model)
+    calls: list[tuple[str, nn.Module, Tensor]] = []
+
+    def note(path: str, module: nn.Module) -> Any:
+        return module.register_forward_pre_hook(lambda _, args: calls.append((path, module, args[0])))
+
+    handles = [note(prefix + path, m) for path, m in part.named_modules() if isinstance(m, _LINEAR)]
+    try:
+        part(**probe_inputs(model))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return _named(_grouped(calls))
+
+
+def _grouped(calls: list[tuple[str, nn.Module, Tensor]]) -> list[tuple[list[str], int, float]]:
+    """Layers that read the very same tensor are one site; a layer called again (shared blocks) counts at its first call."""
+    groups: list[tuple[list[str], Tensor, float]] = []
+    seen: set[str] = set()
+    work = 0.0
+    for path, module, tensor in calls:
+        if path in seen:
+            continue
+        seen.add(path)
+        same = next((g for g in groups if g[1] is tensor), None)
+        if same is None:
+            groups.append(([path], tensor, work))
+        else:
+            same[0].append(path)
+        work += sum(p.numel() for p in module.parameters()) * tensor[..., 0].numel()
+    return [(paths, tensor.shape[-1], before / max(work, 1.0)) for paths, tensor, before in groups]
+
+
+def _named(groups: list[tuple[list[str], int, float]]) -> list[Site]:
+    """Short names: the first input of attention and of the MLP in each numbered block."""
+    sites: list[Site] = []
+    taken: set[str] = set()
+    for paths, width, depth in groups:
+        block = re.match(r"(?:.*?\.)?(\d+)\.(.+)", paths[0])
+        name = paths[0]
+        if block:
+            # Every attention module in use has "att" in its path below the block, no MLP has.
+            short = ("A" if "att" in block[2].lower() else "M") + block[1]
+            name = short if short not in taken else name
+        taken.add(name)
+        sites.append(Site(name, tuple(paths), width, depth))
+    return sites
+
+
+def choose_sites(sites: list[Site], wanted: str | list[str], blocks: int | None = None) -> list[Site]:
+    """The sites that vote.
+
+    Args:
+        sites: all of them, in order.
+        wanted: names or module paths, or `auto`: the MLP inputs of the first half of the blocks.
+        blocks: number of blocks, if not to be counted from the sites.
+
+    Raises:
+        InputError: there is no such site.
+    """
+    if wanted == "auto":
+        mlp = [site for site in sites if re.fullmatch(r"M\d+", site.name)]
+        count = blocks or len(mlp)
+        return mlp[: max(1, count // 2)] or sites[: max(1, len(sites) // 2)]
+    by_name: Mapping[str, Site] = {n: site for site in sites for n in (site.name, *site.modules, *site.tensors)}
+    names = [wanted] if isinstance(wanted, str) else wanted
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
+        known = ", ".join(site.name for site in sites if len(site.name) <= 4)
+        raise InputError(
+            f"no site {', '.join(map(repr, unknown))}. There are {known}; `mass inspect --sites` lists all."
+        )
+    chosen = {by_name[name].name for name in names}
+    return [site for site in sites if site.name in chosen]

@@ -1,0 +1,256 @@
+"""Everything that a loaded bundle runs on: base, first pass, routers, factors, second pass, heads."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedModel
+
+from massmerge.bundle import FIXED, ROUTER, Bundle
+from massmerge.checkpoints.skeleton import Slot, build, from_matrix
+from massmerge.errors import InputError
+from massmerge.heads.runtime import Head, ShellHead, load_head
+from massmerge.inputs import InputReader
+from massmerge.linalg import Factors
+from massmerge.recipe import Recipe
+from massmerge.routing import FirstPass, Site, Voter, choose_sites, find_sites
+from massmerge.routing.mlp import MlpRouter
+from massmerge.routing.nearest import NearestRouter
+from massmerge.routing.projection import ProjectionRouter, site_basis
+from massmerge.routing.prototype import PrototypeRouter
+from massmerge.routing.sites import probe_inputs
+from massmerge.subspace import SecondPass, SetChanges
+from massmerge.subspace.cache import DenseCache
+from massmerge.tensorfile import read_header, read_tensor
+from massmerge.trees import shared_copy
+
+_KNOWN_SETS = 256  # sets whose small cores and norms are kept at hand
+Router = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class Runtime:
+    """The parts of a loaded bundle."""
+
+    recipe: Recipe
+    tasks: list[str]
+    labels: dict[str, tuple[str, ...]]
+    base: PreTrainedModel
+    sites: list[Site]
+    voters: list[Voter]
+    first_pass: FirstPass
+    routers: list[Router]
+    second_pass: SecondPass
+    heads: dict[str, Head]
+    reader: InputReader
+    cache: DenseCache
+    make_changes: Callable[..., SetChanges]
+    _sets: OrderedDict[tuple[int, ...], SetChanges] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def top_k(self) -> int:
+        """K: heads that were trained apart do not share a scale, so by default one task is chosen."""
+        return 1 if self.recipe.router.top_k == "auto" else int(self.recipe.router.top_k)
+
+    def changes(self, tasks: tuple[int, ...]) -> SetChanges:
+        """The changes of a set, made once."""
+        with self._lock:
+            if tasks not in self._sets:
+                self._sets[tasks] = self.make_changes(tasks)
+                if len(self._sets) > _KNOWN_SETS:
+                    self._sets.popitem(last=False)
+            self._sets.move_to_end(tasks)
+            return self._sets[tasks]
+
+
+class _Tensors:
+    """The tasks' factors and whole tensors, in memory and in float32."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.names = [task.name for task in bundle.tasks]
+        self._tasks: list[dict[str, Tensor]] = [
+            {name: read_tensor(info) for name, info in bundle.headers[task].items()} for task in self.names
+        ]
+        for tensors in self._tasks:
+            for name, tensor in tensors.items():
+                if tensor.is_floating_point() and tensor.dtype != torch.float32:
+                    tensors[name] = tensor.float()
+
+    def factors(self, task: int, tensor: str) -> Factors | None:
+        """A task's factors of a matrix."""
+        found = self._tasks[task]
+        if f"{tensor}.s" not in found:
+            return None
+        return Factors(found[f"{tensor}.u"], found[f"{tensor}.s"], found[f"{tensor}.v"])
+
+    def whole(self, task: int, tensor: str) -> Tensor | None:
+        """A task's own value of a tensor."""
+        return self._tasks[task].get(tensor)
+
+    def touched(self) -> set[str]:
+        """Tensors that at least one task changes."""
+        return {re.sub(r"\.[usv]$", "", n) if self._is_factor(t, n) else n for t in self._tasks for n in t}
+
+    @staticmethod
+    def _is_factor(tensors: dict[str, Tensor], name: str) -> bool:
+        return name[-2:] in (".u", ".s", ".v") and f"{name[:-2]}.s" in tensors
+
+
+def load_runtime(path: Path, *, cache: str | int = 0, check: bool = True) -> Runtime:
+    """Load everything of a bundle that answers need."""
+    bundle = Bundle(path, check=check)
+    tensors = _Tensors(bundle)
+    touched = tensors.touched()
+    base = _load_base(bundle, touched)
+    slots = build(base.config, type(base).__name__).slots
+    recipe = bundle.recipe
+    heads = {
+        task.name: head
+        for task in bundle.tasks
+        if (head := load_head(path / "tasks" / task.name / "head", base)) is not None
+    }
+    sites = find_sites(base)
+    voters = _voters(recipe, sites, base)
+    first_tree = shared_copy(base)
+    first_pass = FirstPass(first_tree, voters)
+    if recipe.router.first_pass == "fixed":
+        _make_fixed(bundle, tensors, first_tree, first_pass, slots)
+    state = dict(base.state_dict())
+    shell = next((h for h in heads.values() if isinstance(h, ShellHead)), None)
+    probe = shell.backbone_call(probe_inputs(base, 3), base) if shell else None
+    second = SecondPass(base, touched, slots, probe or _seq2seq_probe(base))
+    variant = recipe.answer.merge
+
+    def make_changes(tasks: tuple[int, ...], weights: list[float] | None = None) -> SetChanges:
+        return SetChanges(tasks, tensors.factors, tensors.whole, state.get, variant, weights)
+
+    return Runtime(
+        recipe,
+        tensors.names,
+        {task.name: task.labels for task in bundle.tasks if task.labels is not None},
+        base,
+        sites,
+        voters,
+        first_pass,
+        _routers(bundle, recipe, voters, tensors),
+        second,
+        heads,
+        InputReader(path / "processor", base.config, image=base.main_input_name == "pixel_values"),
+        DenseCache(cache, second),
+        make_changes,
+    )
+
+
+def _load_base(bundle: Bundle, touched: set[str]) -> PreTrainedModel:
+    folder = bundle.path / "base"
+    if not (folder / "model.safetensors").is_file():
+        raise InputError(
+            f"{bundle.path}: its base is kept by reference ({bundle.manifest['base']['source']}). Merge with "
+            "`base: copy` for a bundle that runs by itself."
+        )
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    present = set(read_header(folder / "model.safetensors")) | touched
+    # A pooler that neither the base's file nor any task has would only compute noise.
+    pooler = getattr(model, "pooler", None)
+    if isinstance(pooler, nn.Module) and not any(name.startswith("pooler.") for name in present):
+        model.pooler = None
+    return model
+
+
+def _seq2seq_probe(base: PreTrainedModel) -> dict[str, Tensor] | None:
+    """The decoder of an encoder-decoder wants a prompt of its own."""
+    if not getattr(base.config, "is_encoder_decoder", False):
+        return None
+    inputs = probe_inputs(base, 3)
+    return {**inputs, "decoder_input_ids": inputs["input_ids"]}
+
+
+def _voters(recipe: Recipe, sites: list[Site], base: PreTrainedModel) -> list[Voter]:
+    """Sites and tokens that vote. A class token is there in most image models; in text it is one word among others."""
+    chosen = choose_sites(sites, recipe.router.site)
+    token = recipe.router.token
+    if token == "auto":
+        names = {name.rpartition(".")[2] for name, _ in base.named_parameters()}
+        token = "both" if names & {"cls_token", "class_embedding"} else "mean"
+    return [Voter(site, t) for site in chosen for t in (("cls", "mean") if token == "both" else (token,))]
+
+
+def _routers(bundle: Bundle, recipe: Recipe, voters: list[Voter], tensors: _Tensors) -> list[Router]:
+    kind = recipe.router.kind
+    if kind == "projection":
+        made: dict[str, Router] = {}
+        for voter in voters:
+            if voter.site.name not in made:
+                bases = [_basis(tensors, task, voter.site) for task in range(len(tensors.names))]
+                made[voter.site.name] = ProjectionRouter(bases, recipe.router.score)
+        return [made[voter.site.name] for voter in voters]
+    header = read_header(bundle.path / ROUTER) if (bundle.path / ROUTER).is_file() else {}
+    fitted = {name: read_tensor(info) for name, info in header.items() if name.startswith(f"{kind}.")}
+    missing = [v.name for v in voters if not any(name.startswith(f"{kind}.{v.name}.") for name in fitted)]
+    if missing:
+        raise InputError(
+            f"{bundle.path}: the router {kind} has not been fitted for {', '.join(missing)}. "
+            f"`mass calibrate {bundle.path} --inputs …` fits it."
+        )
+    return [_fitted_router(kind, {n.removeprefix(f"{kind}.{v.name}."): t for n, t in fitted.items()}, len(tensors.names))
+            for v in voters]  # fmt: skip
+
+
+def _fitted_router(kind: str, tensors: dict[str, Tensor], tasks: int) -> Router:
+    if kind == "prototype":
+        return PrototypeRouter(tensors["mean"])
+    if kind == "nearest":
+        return NearestRouter(tensors["support"], tensors["owners"], tasks)
+    return MlpRouter({n.removeprefix("net."): t for n, t in tensors.items() if n.startswith("net.")})
+
+
+def _basis(tensors: _Tensors, task: int, site: Site) -> Tensor:
+    found = [f for name in site.tensors if (f := tensors.factors(task, name)) is not None]
+    if not found:
+        return torch.zeros(0, site.width)
+    return site_basis([(f.s, f.v) for f in found], max(f.rank for f in found))
+
+
+def _make_fixed(
+    bundle: Bundle, tensors: _Tensors, tree: PreTrainedModel, first_pass: FirstPass, slots: dict[str, Slot]
+) -> None:
+    """Give a tree the fixed model's weights, as far as the first pass comes."""
+    called: set[str] = set()
+    handles = [m.register_forward_pre_hook(lambda *_, p=p: called.add(p)) for p, m in tree.named_modules()]
+    first_pass(probe_inputs(tree))
+    for handle in handles:
+        handle.remove()
+    cores, rows = read_header(bundle.path / FIXED), {name: i for i, name in enumerate(bundle.ranks)}
+    accepted = bundle.statistics["accepted"].bool()
+    for name in tensors.touched():
+        slot = slots[name]
+        owners = [n for n in (slot.name, *slot.aliases) if n.rpartition(".")[0] in called]
+        if not owners:
+            continue
+        base = tree.get_parameter(owners[0]) if not slot.buffer else tree.get_buffer(owners[0])
+        if name in cores:
+            chosen = [
+                f for t in range(len(tensors.names)) if accepted[rows[name], t] and (f := tensors.factors(t, name))
+            ]
+            update = torch.cat([f.u for f in chosen], 1) @ read_tensor(cores[name]) @ torch.cat([f.v for f in chosen])
+            value = base + from_matrix(update, slot)
+        elif base.is_floating_point():
+            values = [v if (v := tensors.whole(t, name)) is not None else base for t in range(len(tensors.names))]
+            value = torch.stack(values).mean(0)
+        else:
+            continue
+        for owner in owners:
+            module = tree.get_submodule(owner.rpartition(".")[0])
+            setattr(
+                module, owner.rpartition(".")[2], nn.Parameter(value, requires_grad=False) if not slot.buffer else value
+            )

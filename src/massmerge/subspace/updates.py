@@ -1,0 +1,108 @@
+"""What a selected set of tasks changes in the base: the adaptive merge, without a dense weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from massmerge.linalg import Factors, core_matrix
+
+Variant = Literal["orthogonal", "plain", "weighted"]
+
+
+class LowRankChange(NamedTuple):
+    """`Σ_ij U_i C_ij V_j`, kept as the tasks' own factors and the small core between them."""
+
+    us: tuple[Tensor, ...]
+    core: Tensor
+    """(R, R); for one task its singular values (k,), which is the core's diagonal."""
+    vs: tuple[Tensor, ...]
+
+    def shrink(self, x: Tensor) -> Tensor:
+        """Activations (rows, n) into the subspace and through the core: (rows, R)."""
+        inner = x @ self.vs[0].mT if len(self.vs) == 1 else torch.cat([x @ v.mT for v in self.vs], 1)
+        return inner * self.core if self.core.ndim == 1 else inner @ self.core.mT
+
+    def expand_into(self, out: Tensor, inner: Tensor) -> None:
+        """Add the update of `inner (rows, R)` to `out (rows, m)`, in place."""
+        for u, part in zip(self.us, torch.split(inner, [u.shape[1] for u in self.us], 1), strict=True):
+            out.addmm_(part, u.mT)
+
+    def dense(self) -> Tensor:
+        """The update as a matrix (m, n)."""
+        core = torch.diag(self.core) if self.core.ndim == 1 else self.core
+        return torch.cat(self.us, 1) @ core @ torch.cat(self.vs, 0)
+
+
+class Change(NamedTuple):
+    """What a set changes in one tensor: a low-rank update, or a value instead of the base's."""
+
+    update: LowRankChange | None = None
+    value: Tensor | None = None
+
+
+class SetChanges:
+    """The changes of one selected set, by tensor; made when first asked for.
+
+    Args:
+        tasks: positions of the tasks, best first.
+        factors: gives a task's factors of a matrix, or none.
+        whole: gives a task's own value of a tensor, or none.
+        base: gives the base's value of a tensor.
+        variant: `orthogonal` is TSV-M inside the set, `plain` the sum of the deltas, `weighted` the sum by the weights.
+        weights: of the tasks, for `weighted`.
+    """
+
+    def __init__(
+        self,
+        tasks: tuple[int, ...],
+        factors: Callable[[int, str], Factors | None],
+        whole: Callable[[int, str], Tensor | None],
+        base: Callable[[str], Tensor | None],
+        variant: Variant = "orthogonal",
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        self.tasks, self.variant, self.weights = tasks, variant, weights
+        self._factors, self._whole, self._base = factors, whole, base
+        self._made: dict[str, Change] = {}
+        self.modules: dict[int, nn.Module] = {}
+        """The set's own copies of modules that are not layers."""
+        self.materialised: dict[str, Tensor] = {}
+        """Dense weights, while a cache holds them."""
+
+    def change(self, tensor: str) -> Change:
+        """What the set changes in that tensor."""
+        if tensor not in self._made:
+            self._made[tensor] = self._make(tensor)
+        return self._made[tensor]
+
+    def _make(self, tensor: str) -> Change:
+        found = [(i, f) for i, t in enumerate(self.tasks) if (f := self._factors(t, tensor)) is not None]
+        if found:
+            return Change(update=self._merged([f for _, f in found], [i for i, _ in found]))
+        values = [self._whole(t, tensor) for t in self.tasks]
+        if all(v is None for v in values):
+            return Change()
+        if len(values) == 1:
+            return Change(value=values[0])
+        base = self._base(tensor)
+        present = [v if v is not None else base for v in values]
+        # A tensor that only experts have has no base value: the mean is over the tasks that have it.
+        real = [v for v in present if v is not None]
+        if not real[0].is_floating_point():
+            return Change(value=real[0])
+        return Change(value=torch.stack([v.float() for v in real]).mean(0).to(real[0].dtype))
+
+    def _merged(self, factors: list[Factors], positions: list[int]) -> LowRankChange:
+        us, vs = tuple(f.u for f in factors), tuple(f.v for f in factors)
+        if self.variant == "orthogonal":
+            core = factors[0].s if len(factors) == 1 else core_matrix(factors)
+        else:
+            scale = [1.0] * len(factors)
+            if self.variant == "weighted" and self.weights is not None:
+                scale = [self.weights[i] / sum(self.weights) for i in positions]
+            core = torch.cat([f.s * w for f, w in zip(factors, scale, strict=True)])
+        return LowRankChange(us, core.to(us[0].dtype), vs)

@@ -1,0 +1,63 @@
+"""Module trees that share their tensors, and outputs of which only some rows are wanted."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+_M = TypeVar("_M", bound=nn.Module)
+
+
+def shared_copy(module: _M) -> _M:
+    """A second tree of the same modules over the same tensors: modules can be replaced in it, no weight is copied."""
+    shared: dict[int, Any] = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    # Configurations are large and never changed; copying them took most of the time.
+    shared |= {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}
+    return copy.deepcopy(module, shared)
+
+
+def replace_module(root: nn.Module, path: str, new: nn.Module) -> None:
+    """Put a module in the place of another."""
+    parent, _, name = path.rpartition(".")
+    setattr(root.get_submodule(parent), name, new)
+
+
+def take_rows(value: Any, rows: slice | Tensor, batch: int) -> Any:
+    """The same value for some rows of a batch: tensors whose first dimension is the batch are cut, all else is kept."""
+    if isinstance(value, Tensor):
+        return value[rows] if value.ndim > 0 and value.shape[0] == batch else value
+    if isinstance(value, dict):  # a model's output is an ordered dictionary of its own class
+        cut = {k: take_rows(v, rows, batch) for k, v in value.items() if v is not None}
+        return type(value)(**cut) if type(value) is not dict else cut
+    if isinstance(value, tuple | list):
+        return type(value)(take_rows(v, rows, batch) for v in value)
+    return value
+
+
+def join_rows(values: list[Any]) -> Any:
+    """Put outputs for successive rows together again."""
+    first = values[0]
+    if len(values) == 1 or first is None:
+        return first
+    if isinstance(first, Tensor):
+        return torch.cat(values) if first.ndim > 0 else first
+    if isinstance(first, dict):
+        joined = {k: join_rows([v[k] for v in values]) for k in first}
+        return type(first)(**joined) if type(first) is not dict else joined
+    if isinstance(first, tuple | list):
+        return type(first)(join_rows(list(parts)) for parts in zip(*values, strict=True))
+    return first
+
+
+def is_batched(value: Any, batch: int) -> bool:
+    """Whether every tensor in a value has the batch as its first dimension."""
+    if isinstance(value, Tensor):
+        return value.ndim > 0 and value.shape[0] == batch
+    if isinstance(value, dict):
+        return all(is_batched(v, batch) for v in value.values())
+    if isinstance(value, tuple | list):
+        return all(is_batched(v, batch) for v in value)
+    return True
