@@ -443,6 +443,44 @@ def test_problems_name_the_task_and_its_expert(tmp_path):
     assert ham.startswith("task ham: nowhere: no such file or folder")
 
 
+class Harmful:
+    """Unpickling this would stop the tests."""
+
+    def __reduce__(self):
+        return exit, ()
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+DAMAGE = {
+    "truncated": (truncate, "damaged"),
+    "garbage": (lambda path: path.write_bytes(b"\x10" + bytes(7) + b"not a header at all"), "not a safetensors file"),
+    "longer than the file": (lambda path: path.write_bytes(b"\xff" * 8), "its header would be"),
+    "missing": (lambda path: path.unlink(), "no weights in it"),
+    "code": (
+        lambda path: (path.unlink(), torch.save(Harmful(), path.with_name("pytorch_model.bin"))),
+        "more than tensors",
+    ),
+    "no state dict": (
+        lambda path: (path.unlink(), torch.save([1], path.with_name("pytorch_model.bin"))),
+        "state_dict()",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGE.values(), ids=DAMAGE.keys())
+def test_damaged_weights_are_a_problem_that_names_task_and_file(tmp_path, damage, words):
+    write_bert(tmp_path)
+    damage(tmp_path / "expert" / "model.safetensors")
+    (tmp_path / "recipe.yaml").write_text("base: base\ntasks: [{name: spam, expert: expert}]\n")
+    (problem,) = make_plan(tmp_path / "recipe.yaml").errors
+    assert problem.where == "task spam (expert)"
+    assert str(tmp_path / "expert") in problem.message
+    assert words in problem.message
+
+
 # Weights that a file holds twice
 
 
