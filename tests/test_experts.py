@@ -1,5 +1,6 @@
 """Full checkpoints as experts: what of them is backbone, what is head, and what is no version of the base."""
 
+import json
 import re
 
 import pytest
@@ -162,6 +163,16 @@ def test_the_class_of_a_lone_state_dict_is_found_by_its_head(tmp_path, name):
     assert read.head.skeleton.class_name == family.expert.__name__
     assert read.head.skeleton.config.num_labels == 5
     assert_same({n: read.read(n) for n in read.names()}, state_of(expert, family.base))
+
+
+def test_a_configuration_that_names_no_class_still_names_the_labels(tmp_path):
+    _, expert = write_bert(tmp_path)
+    expert.config.id2label = {0: "no", 1: "maybe", 2: "yes"}
+    config = expert.config.to_dict() | {"architectures": None}
+    (tmp_path / "expert" / "config.json").write_text(json.dumps(config))
+    head = open_pair(tmp_path)[1].head
+    assert head.skeleton.class_name == "BertForSequenceClassification"
+    assert list(head.skeleton.config.id2label.values()) == ["no", "maybe", "yes"]
 
 
 def test_a_lone_state_dict_cannot_be_the_base(tmp_path):

@@ -155,7 +155,7 @@ def _task_skeleton(
     modules = {m["module"] + ".weight" for m in map(_lora_part, plain.values()) if m}
     names = {**whole, **dict.fromkeys(modules, TensorInfo((), next(iter(base.readings.values())).info.dtype))}
     said = (config.get("auto_mapping") or {}).get("base_model_class")
-    return infer_task_model(base, names, [said] if said else [])[0]
+    return infer_task_model(base.skeleton, names, [said] if said else [])[0]
 
 
 def _with_own_output(skeleton: Skeleton, base: Base, names: Iterable[str]) -> Skeleton:

@@ -186,19 +186,19 @@ def label_slots(config: PretrainedConfig, class_name: str) -> dict[str, int]:
 
 
 def infer_task_model(
-    base: Base, infos: Mapping[str, TensorInfo], candidates: Iterable[str] = ()
+    backbone: Skeleton, infos: Mapping[str, TensorInfo], candidates: Iterable[str] = ()
 ) -> tuple[Skeleton, Match]:
-    """The task model that weights without a configuration belong to: the class, and the number of labels it must have.
+    """The task model that weights belong to which name no class: the class, and the number of labels it must have.
 
     Args:
-        base: the recipe's base, whose configuration the task model shares.
+        backbone: the backbone without a head, whose configuration the task model shares.
         infos: names and shapes in the file.
         candidates: class names to try first.
     """
-    config = base.skeleton.config
+    config = backbone.config
     names = [*candidates, *_task_classes(config)]
     best: tuple[Skeleton, Match] | None = None
-    for class_name in dict.fromkeys([base.skeleton.class_name, *names]):
+    for class_name in dict.fromkeys([backbone.class_name, *names]):
         try:
             skeleton = untie_output(_with_labels(config, class_name, infos), infos)
         except InputError:

@@ -112,11 +112,11 @@ class FullExpert:
 def task_skeleton(source: Source, base: Base) -> tuple[Skeleton, Store, Match]:
     """The task's model class and what the expert's files give it."""
     store = source.store()
-    if source.is_file or source.file("config.json") is None:
-        skeleton, match = infer_task_model(base, store.infos)
+    config = None if source.is_file or source.file("config.json") is None else load_config(source)
+    if config is None or not config.architectures:
+        skeleton, match = infer_task_model(base.skeleton if config is None else build(config), store.infos)
         return skeleton, store, match
-    config = load_config(source)
-    skeleton = untie_output(build(config, (config.architectures or [None])[0]), store.infos)
+    skeleton = untie_output(build(config, config.architectures[0]), store.infos)
     return skeleton, store, skeleton.match(store.infos)
 
 
