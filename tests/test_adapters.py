@@ -99,6 +99,7 @@ OTHERS = {
         "gpt2", tf.GPT2LMHeadModel, {"target_modules": ["c_attn"], "fan_in_fan_out": True, "task_type": "CAUSAL_LM"},
     ),
     "llama": ("llama", None, {"target_modules": ["q_proj", "down_proj"], "task_type": "SEQ_CLS"}),
+    "llama embeddings": ("llama", None, {"target_modules": ["embed_tokens", "q_proj"], "task_type": "SEQ_CLS"}),
     "llama language model": ("llama", tf.LlamaForCausalLM, {"target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}),
     "t5": ("t5", None, {"target_modules": ["q", "v"], "task_type": "SEQ_2_SEQ_LM"}),
     "vit": ("vit", None, {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["classifier"]}),
@@ -290,6 +291,21 @@ def test_an_adapter_for_another_architecture_is_refused_with_its_base_named(tmp_
     message = refusal(tmp_path)
     assert "made for another base (google/vit)" in message
     assert "q_proj" in message
+
+
+def test_an_adapter_that_saved_other_embeddings_than_the_base_s_is_refused(tmp_path):
+    write_adapter(tmp_path, "llama", target_modules=["embed_tokens"])
+    rewrite(tmp_path / "expert", lambda s: {n: t + 1 if "base_layer" in n else t for n, t in s.items()})
+    _, expert = open_pair(tmp_path)
+    with pytest.raises(
+        InputError, match=r"expert: made for another base: it updates embed_tokens\.weight, whose values"
+    ):
+        expert.read("embed_tokens.weight")
+
+
+def test_two_updates_of_one_tied_tensor_are_refused_and_none_is_dropped(tmp_path):
+    write_adapter(tmp_path, "t5", target_modules=["embed_tokens"], task_type="SEQ_2_SEQ_LM")
+    assert re.search(r"embed_tokens: tied to another module that the adapter updates too", refusal(tmp_path))
 
 
 def test_half_of_a_pair_is_refused_by_name(tmp_path):

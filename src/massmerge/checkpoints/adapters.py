@@ -49,7 +49,7 @@ class AdapterExpert:
     pairs: dict[str, LoraPair]
     whole: dict[str, Reading]
     head: HeadParts | None
-    slots: Mapping[str, Slot]
+    base: Base
     warnings: list[str] = field(default_factory=list)
 
     def names(self) -> set[str]:
@@ -59,17 +59,30 @@ class AdapterExpert:
     def rank_limit(self, name: str) -> int | None:
         """The adapter's rank at that tensor."""
         pair = self.pairs.get(name)
-        return None if pair is None else min(self.store.infos[pair.a].shape[0], *_matrix(self.slots[name]))
+        return None if pair is None else min(self.store.infos[pair.a].shape[0], *_matrix(self.base.slots[name]))
 
     def read(self, name: str) -> Tensor | LowRank:
         """The two matrices, or the tensor that the adapter saved whole."""
-        if name in self.whole:
-            return self.whole[name].read(self.store, self.skeleton.config)
+        saved = self.whole[name].read(self.store, self.skeleton.config) if name in self.whole else None
+        if name not in self.pairs:
+            assert saved is not None, f"the adapter does not touch {name}"
+            return saved
+        if saved is not None:
+            self._refuse_other_values(name, saved)
         pair = self.pairs[name]
         a, b = self.store.read(pair.a).float(), self.store.read(pair.b).float() * pair.scale
         if pair.embedding:  # stored for the transposed weight: A (r, rows), B (columns, r)
             return LowRank(a.mT.contiguous(), b.mT.contiguous())
         return LowRank(b.flatten(1), a.flatten(1))
+
+    def _refuse_other_values(self, name: str, saved: Tensor) -> None:
+        """Of updated embeddings peft also saves what they were before the update: that must be the base's."""
+        ours = self.base.read(name)
+        if not (ours.to(saved.dtype).equal(saved) or saved.to(ours.dtype).equal(ours)):
+            raise InputError(
+                f"{self.source.text}: made for another base: it updates {name}, whose values there are not the base's. "
+                "Give the base that the adapter was trained on."
+            )
 
 
 def _matrix(slot: Slot) -> tuple[int, int]:
@@ -118,7 +131,7 @@ def open_adapter(source: Source, base: Base) -> AdapterExpert:
     warnings = [f"its head is not in the adapter (modules_to_save):{listing(absent)}"] if absent else []
     inside = {parts.backbone[name]: r for name, r in readings.items() if name in parts.backbone}
     found = HeadParts(skeleton, store, head) if head and not absent else None
-    return AdapterExpert(source, skeleton, store, pairs, inside, found, base.slots, warnings)
+    return AdapterExpert(source, skeleton, store, pairs, inside, found, base, warnings)
 
 
 def _refuse_other_kinds(config: dict[str, Any]) -> None:
@@ -189,6 +202,8 @@ def _find_pairs(
             complaints.append(f"{module}: only one of its two matrices is there")
         elif slot is None or slot.matrix is None:
             complaints.append(f"{module}: not in the base's {base.skeleton.class_name}")
+        elif slot.name in pairs:
+            complaints.append(f"{module}: tied to another module that the adapter updates too")
         else:
             pair = LoraPair(keys["B"], keys["A"], _scale(config, module, store, keys["A"]), "embedding_A" in keys["A"])
             shape = _update_shape(pair, store)

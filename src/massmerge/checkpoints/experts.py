@@ -170,6 +170,8 @@ def _refuse_differences(skeleton: Skeleton, match: Match, parts: Split, base: Ba
     found = [f"{title}:{rows}" for title, rows in complaints.items() if rows]
     if different and all(ours[n].kind == "embedding" and _other_rows(s) for n, s in different.items()):
         found.append("The vocabulary has another size: resize the expert's embeddings to the base's.")
+    if found and skeleton.submodule(type(base.skeleton.model)) is None:
+        found.insert(0, f"it is a {skeleton.class_name}, the base is a {base.skeleton.class_name}.")
     if found:
         raise InputError("not a fine-tuned version of the base: " + "\n  ".join(found))
 
