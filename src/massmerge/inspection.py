@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -120,7 +122,7 @@ def _similarity(bundle: Bundle) -> Tensor:
 
 
 def plot_inspection(report: Inspection, path: str | Path) -> None:
-    """Draw kept energy by block and the similarity of the tasks.
+    """Draw kept energy by task and block, and the similarity of the tasks.
 
     Raises:
         InputError: the file's name does not end in a format that can be drawn.
@@ -136,29 +138,37 @@ def plot_inspection(report: Inspection, path: str | Path) -> None:
     from matplotlib import pyplot as plt
 
     names = [task.name for task in report.tasks]
-    count = len(names)
+    stacks = {block.rpartition(".")[0] for block in report.blocks} - {""}
+    # A number is enough where there is one stack of blocks, not with an encoder and a decoder.
+    blocks = [block.rpartition(".")[2] if len(stacks) == 1 else block for block in report.blocks]
+    energy = torch.tensor(list(report.blocks.values())).mT * 100
+    similarity = torch.tensor(report.similarity).fill_diagonal_(torch.nan)  # a task is always like itself
+    widths = 0.42 * len(blocks) + 1.2, 0.42 * len(names) + 1.2
     figure, (left, right) = plt.subplots(
-        1, 2, figsize=(7 + 0.45 * count + 4, max(4.2, 0.45 * count + 2.2)), width_ratios=(1.25, 1), layout="constrained"
+        1, 2, figsize=(sum(widths) + 2.6, 0.42 * len(names) + 2.4), width_ratios=widths, layout="constrained"
     )
-    colours = plt.get_cmap("tab20" if count > 10 else "tab10")
-    for i, name in enumerate(names):
-        values = [row[i] for row in report.blocks.values()]
-        left.plot(range(len(values)), values, marker="o", markersize=4, color=colours(i % colours.N), label=name)
-    left.set_xticks(range(len(report.blocks)), list(report.blocks), rotation=60, ha="right", fontsize=8)
-    left.set_ylim(0, 1.02)
-    left.set_ylabel("share of the delta's energy kept")
-    left.set_title("Kept energy by block")
-    left.grid(alpha=0.3)
-    left.legend(fontsize=8, ncols=1 + count // 8)
-    image = right.imshow(report.similarity, vmin=-1, vmax=1, cmap="RdBu_r")
-    right.set_xticks(range(count), names, rotation=60, ha="right", fontsize=8)
-    right.set_yticks(range(count), names, fontsize=8)
-    for i, row in enumerate(report.similarity):
-        for j, value in enumerate(row):
-            colour = "white" if abs(value) > 0.6 else "black"
-            right.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8 if count < 13 else 5, color=colour)
-    right.set_title("Similarity of the tasks (cosine of deltas)")
-    figure.colorbar(image, ax=right, shrink=0.8)
-    figure.suptitle(f"{count} tasks on {report.base}: {report.ratio:.2f} times the base")
-    figure.savefig(path, dpi=150)
+    shown = left.imshow(energy, vmin=0, vmax=100, cmap="viridis", aspect="auto")
+    _label_cells(left, energy, lambda value: f"{value:.0f}", lambda value: "white" if value < 60 else "black")
+    left.set_xticks(range(len(blocks)), blocks, rotation=90 if max(map(len, blocks)) > 3 else 0)
+    left.set_yticks(range(len(names)), names)
+    left.set_title("Energy kept, by block")
+    figure.colorbar(shown, ax=left, label="% of the delta", pad=0.01)
+    limit = max(0.5, float(similarity.nan_to_num().abs().max()))
+    shown = right.imshow(similarity, vmin=-limit, vmax=limit, cmap="RdBu_r", aspect="auto")
+    _label_cells(right, similarity, lambda v: f"{v:.2f}", lambda v: "white" if abs(v) > 0.7 * limit else "black")
+    right.set_facecolor("0.85")
+    right.set_xticks(range(len(names)), names, rotation=90)
+    right.set_yticks(range(len(names)), names)
+    right.set_title("Similarity of the tasks")
+    figure.colorbar(shown, ax=right, label="cosine of the deltas", pad=0.01)
+    figure.suptitle(f"{len(names)} tasks on {report.base}: {report.ratio:.2f} times the base")
+    figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _label_cells(axes: Any, values: Tensor, text: Callable[[float], str], colour: Callable[[float], str]) -> None:
+    """Write each number into its cell."""
+    for i, row in enumerate(values.tolist()):
+        for j, value in enumerate(row):
+            if not math.isnan(value):
+                axes.text(j, i, text(value), ha="center", va="center", fontsize=7, color=colour(value))
