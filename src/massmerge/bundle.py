@@ -54,6 +54,18 @@ def _manifest_sha256(data: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
+def add_file(folder: Path, draft: Path, name: str, changes: dict[str, Any]) -> None:
+    """Put a file into a bundle that stands, and change its manifest to match.
+
+    The manifest is replaced last and whole. Between the two renames a reader sees a file that differs from the manifest
+    and refuses it, which running the same command again mends.
+    """
+    manifest = read_manifest(folder)
+    entry = {"bytes": draft.stat().st_size, "sha256": file_sha256(draft)}
+    draft.replace(folder / name)
+    sign_manifest(folder, {**manifest, **changes, "files": {**manifest["files"], name: entry}})
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a folder that `mass merge` wrote.
 
@@ -199,6 +211,20 @@ class Bundle:
         """Norms, kept energy, cosines and the filter's choice, a row for each matrix of `ranks`."""
         header = read_header(self.file(STATISTICS))
         return {name: read_tensor(info) for name, info in header.items()}
+
+    @property
+    def router_kind(self) -> str:
+        """The router in use: the recipe's, or the one that was fitted last."""
+        return str(self.manifest.get("router_kind", self.recipe.router.kind))
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether the base is an image model."""
+        return (self.path / "processor" / "preprocessor_config.json").is_file() or "image_size" in self._base_config
+
+    @cached_property
+    def _base_config(self) -> dict[str, Any]:
+        return dict(json.loads((self.path / "base" / "config.json").read_text(encoding="utf-8")))
 
     def bytes_of(self, prefix: str) -> int:
         """Bytes of the files whose path starts so."""

@@ -10,9 +10,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertForSequenceClassification, BertModel
+from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizerFast
 
 from massmerge.tensorfile import write_tensors
+
+_WORDS = (
+    "free win prize call now meeting report goal team match vote law party cell gene star film song bad good sad happy"
+)
 
 _SIZE = {
     "vocab_size": 2000,
@@ -50,12 +54,21 @@ def make_example(folder: Path) -> Path:
         for parameter in base.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=seeds) * 0.05)
     base.save_pretrained(folder / "base")
+    _write_tokenizer(folder / "base")
     for task in ("spam", "topic"):
         _write_full_expert(folder / task, base, _LABELS[task], seeds)
     _write_adapter(folder / "mood", base, seeds)
     recipe = folder / "recipe.yaml"
     recipe.write_text(_RECIPE, encoding="utf-8")
     return recipe
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """A tokenizer of letters, letter pairs and a few words, so that any English text has tokens."""
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-"
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_WORDS.split(), *letters, *(f"##{c}" for c in letters)]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+    BertTokenizerFast(vocab=str(folder / "vocab.txt"), model_max_length=512).save_pretrained(folder)
 
 
 def _update(shape: torch.Size, seeds: torch.Generator) -> Tensor:

@@ -133,7 +133,7 @@ def polar_factor(x: Tensor) -> Tensor:
     return ((double @ vectors) * scale).to(x.dtype) @ vectors.mT.to(x.dtype)
 
 
-def core_matrix(tasks: Sequence[Factors]) -> Tensor:
+def core_matrix(tasks: Sequence[Factors], dtype: torch.dtype | None = None) -> Tensor:
     """The core `C (R, R)` of a TSV-M merge: `polar(U) S polar(V) = U C V`, `C = (UᵀU)^-½ S (VVᵀ)^-½`.
 
     `U` and `V` are the concatenated bases, R the sum of the ranks. For one task the core is `diag(s)`, exactly. Entries
@@ -142,11 +142,12 @@ def core_matrix(tasks: Sequence[Factors]) -> Tensor:
     without the core.
     """
     s = torch.cat([f.s for f in tasks])
+    dtype = dtype or s.dtype
     if len(tasks) == 1:
-        return torch.diag(s)
+        return torch.diag(s).to(dtype)
     u = torch.cat([f.u for f in tasks], 1).double()
     v = torch.cat([f.v for f in tasks], 0).double()
-    return ((inverse_sqrt(u.mT @ u) * s.double()) @ inverse_sqrt(v @ v.mT)).to(s.dtype)
+    return ((inverse_sqrt(u.mT @ u) * s.double()) @ inverse_sqrt(v @ v.mT)).to(dtype)
 
 
 def tsv_merge(tasks: Sequence[Factors]) -> Tensor:

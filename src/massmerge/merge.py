@@ -22,7 +22,7 @@ from massmerge.bundle import file_sha256
 from massmerge.checkpoints.skeleton import from_matrix
 from massmerge.deltas import Kept, delta, distinct, finite, keep
 from massmerge.errors import InputError, MassError, Problem, problems_error
-from massmerge.linalg import core_matrix, cosine_matrix
+from massmerge.linalg import Factors, core_matrix, cosine_matrix
 from massmerge.methods import STATIC_METHODS
 from massmerge.plan import Prepared, TensorPlan, prepare, recipe_and_folder
 from massmerge.recipe import Recipe
@@ -204,8 +204,15 @@ class _Run:
             chosen = distinct(factors, self.prepared.recipe.merge.redundancy)
             accepted[[positions[j] for j in chosen]] = 1
             if self.prepared.recipe.router.first_pass == "fixed":
-                part["core"] = core_matrix([factors[j] for j in chosen])
+                part["core"] = self._core([factors[j] for j in chosen])
         return part | {"norm": norm, "energy": energy, "cosine": cosine, "accepted": accepted}
+
+    def _core(self, factors: list[Factors]) -> Tensor:
+        """The fixed model's core: float32, or float64 where rounding would show and no budget counts the bytes."""
+        core = core_matrix(factors, torch.float64)
+        size = torch.cat([f.s for f in factors]).norm()
+        rounds = core.norm() * torch.finfo(torch.float32).eps > 1e-5 * size
+        return core if rounds and self.prepared.recipe.merge.budget is None else core.float()
 
     def _whole(self, tensor: TensorPlan, given: dict[int, str]) -> dict[str, Tensor]:
         """The experts' own values where they differ from the base."""

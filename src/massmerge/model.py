@@ -16,7 +16,7 @@ from massmerge.answers import Prediction, Routing, rank_answers
 from massmerge.errors import InputError
 from massmerge.heads.runtime import ShellHead, features
 from massmerge.recipe import Unknown
-from massmerge.routing import select, standardize, vote, weigh
+from massmerge.routing import Site, select, standardize, vote, weigh
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.runtime import Runtime, load_runtime
 from massmerge.subspace.segments import Segment, Segments
@@ -26,18 +26,19 @@ from massmerge.trees import take_rows
 _BATCH_PROBES = 4  # inputs that decide for a whole batch of one task
 
 
-def load(path: str | Path, *, cache: str | int = 0, check: bool = True) -> Model:
+def load(path: str | Path, *, router: str | None = None, cache: str | int = 0, check: bool = True) -> Model:
     """Load a bundle.
 
     Args:
         path: the bundle's folder.
+        router: `projection`, or one that `mass calibrate` has fitted; the bundle's own choice by default.
         cache: bytes (or `"512MB"`) for dense weights of sets that are used again and again; none by default.
         check: whether every file's checksum is compared with the manifest's first.
 
     Raises:
         InputError: not a bundle, or damaged.
     """
-    return Model(load_runtime(Path(path), cache=cache, check=check))
+    return Model(load_runtime(Path(path), router=router, cache=cache, check=check))
 
 
 class Model:
@@ -60,6 +61,16 @@ class Model:
     def voters(self) -> list[str]:
         """The sites and tokens that decide, such as `M0.mean`."""
         return [voter.name for voter in self._runtime.voters]
+
+    @property
+    def sites(self) -> list[Site]:
+        """Every place where inputs can be routed, in the order of a forward pass."""
+        return list(self._runtime.sites)
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether inputs are images; text otherwise."""
+        return self._runtime.reader.image
 
     def predict(
         self,
@@ -133,6 +144,14 @@ class Model:
             output, order = self._second_pass(batch, routings)
             found.append(features(output, _reordered(batch, order))[torch.argsort(order)])
         return torch.cat(found) if found else torch.empty(0)
+
+    def activations(self, inputs: Any, *, batch_size: int = 32) -> list[Tensor]:
+        """What the voters see: for each voter the activations (inputs, width) of the first pass."""
+        found = [
+            self._runtime.first_pass(self._runtime.reader.batch(rows))
+            for rows in self._batches(_several(inputs), batch_size, "raise")
+        ]
+        return [torch.cat(parts) for parts in zip(*found, strict=True)]
 
     # Steps
 

@@ -104,7 +104,7 @@ class _Tensors:
         return name[-2:] in (".u", ".s", ".v") and f"{name[:-2]}.s" in tensors
 
 
-def load_runtime(path: Path, *, cache: str | int = 0, check: bool = True) -> Runtime:
+def load_runtime(path: Path, *, router: str | None = None, cache: str | int = 0, check: bool = True) -> Runtime:
     """Load everything of a bundle that answers need."""
     bundle = Bundle(path, check=check)
     tensors = _Tensors(bundle)
@@ -118,7 +118,7 @@ def load_runtime(path: Path, *, cache: str | int = 0, check: bool = True) -> Run
         if (head := load_head(path / "tasks" / task.name / "head", base)) is not None
     }
     sites = find_sites(base)
-    voters = _voters(recipe, sites, base)
+    voters = _voters(recipe, sites, base, tensors)
     first_tree = shared_copy(base)
     first_pass = FirstPass(first_tree, voters)
     if recipe.router.first_pass == "fixed":
@@ -140,7 +140,7 @@ def load_runtime(path: Path, *, cache: str | int = 0, check: bool = True) -> Run
         sites,
         voters,
         first_pass,
-        _routers(bundle, recipe, voters, tensors),
+        _routers(bundle, router or bundle.router_kind, recipe, voters, tensors),
         second,
         heads,
         InputReader(path / "processor", base.config, image=base.main_input_name == "pixel_values"),
@@ -175,9 +175,14 @@ def _seq2seq_probe(base: PreTrainedModel) -> dict[str, Tensor] | None:
     return {**inputs, "decoder_input_ids": inputs["input_ids"]}
 
 
-def _voters(recipe: Recipe, sites: list[Site], base: PreTrainedModel) -> list[Voter]:
+def _voters(recipe: Recipe, sites: list[Site], base: PreTrainedModel, tensors: _Tensors) -> list[Voter]:
     """Sites and tokens that vote. A class token is there in most image models; in text it is one word among others."""
-    chosen = choose_sites(sites, recipe.router.site)
+    tasks = range(len(tensors.names))
+
+    def covered(site: Site) -> int:
+        return sum(any(tensors.factors(task, name) is not None for name in site.tensors) for task in tasks)
+
+    chosen = choose_sites(sites, recipe.router.site, covered)
     token = recipe.router.token
     if token == "auto":
         names = {name.rpartition(".")[2] for name, _ in base.named_parameters()}
@@ -185,8 +190,7 @@ def _voters(recipe: Recipe, sites: list[Site], base: PreTrainedModel) -> list[Vo
     return [Voter(site, t) for site in chosen for t in (("cls", "mean") if token == "both" else (token,))]
 
 
-def _routers(bundle: Bundle, recipe: Recipe, voters: list[Voter], tensors: _Tensors) -> list[Router]:
-    kind = recipe.router.kind
+def _routers(bundle: Bundle, kind: str, recipe: Recipe, voters: list[Voter], tensors: _Tensors) -> list[Router]:
     if kind == "projection":
         made: dict[str, Router] = {}
         for voter in voters:
@@ -242,11 +246,12 @@ def _make_fixed(
             chosen = [
                 f for t in range(len(tensors.names)) if accepted[rows[name], t] and (f := tensors.factors(t, name))
             ]
-            update = torch.cat([f.u for f in chosen], 1) @ read_tensor(cores[name]) @ torch.cat([f.v for f in chosen])
-            value = base + from_matrix(update, slot)
+            core = read_tensor(cores[name])
+            u, v = torch.cat([f.u for f in chosen], 1).to(core.dtype), torch.cat([f.v for f in chosen]).to(core.dtype)
+            value = base + from_matrix(u @ core @ v, slot).to(base.dtype)
         elif base.is_floating_point():
-            values = [v if (v := tensors.whole(t, name)) is not None else base for t in range(len(tensors.names))]
-            value = torch.stack(values).mean(0)
+            own = [tensors.whole(t, name) for t in range(len(tensors.names))]
+            value = torch.stack([base if v is None else v for v in own]).mean(0)
         else:
             continue
         for owner in owners:

@@ -13,7 +13,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -33,6 +33,7 @@ class WorkFolder:
         self.result = self.path / "result"
         self._parts = self.path / "parts"
         self._fingerprint = fingerprint
+        self._made = [folder for folder in self.path.parents if not folder.exists()]
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -96,8 +97,11 @@ class WorkFolder:
                 self.discard()
 
     def discard(self) -> None:
-        """Remove the folder and everything in it."""
+        """Remove the folder and everything in it, and the folders above it that were made for it and are empty."""
         shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):
+            for folder in self._made:
+                folder.rmdir()
 
 
 def refuse_target(target: Path, fingerprint: str, *, overwrite: bool) -> bool:

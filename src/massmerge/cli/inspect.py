@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
 from massmerge.bundle import Bundle
@@ -14,9 +16,13 @@ from massmerge.inspection import Inspection, inspect_bundle, plot_inspection
 @click.option(
     "--plot", type=click.Path(dir_okay=False), help="Draw kept energy and similarity to this file (PNG, SVG, PDF)."
 )
+@click.option("--sites", is_flag=True, help="List the places where inputs can be routed instead.")
 @verb
-def inspect(bundle: str, plot: str | None, as_json: bool, quiet: bool) -> None:
+def inspect(bundle: str, plot: str | None, sites: bool, as_json: bool, quiet: bool) -> None:
     """Look into BUNDLE: tasks, labels, ranks, sizes, kept energy, similarity, what the redundancy filter left out."""
+    if sites:
+        _list_sites(bundle, as_json=as_json, quiet=quiet)
+        return
     report = inspect_bundle(Bundle(bundle))
     if plot:
         plot_inspection(report, plot)
@@ -26,6 +32,23 @@ def inspect(bundle: str, plot: str | None, as_json: bool, quiet: bool) -> None:
         click.echo(describe(report))
         if plot:
             click.echo(f"\ndrawn to {plot}")
+
+
+def _list_sites(bundle: str, *, as_json: bool, quiet: bool) -> None:
+    """Every site with its depth and width, and which of them vote."""
+    from massmerge.model import load
+
+    model = load(bundle, router="projection")
+    voting = {voter.rpartition(".")[0] for voter in model.voters}
+    if as_json:
+        print_json([{**asdict(site), "votes": site.name in voting} for site in model.sites])
+    elif not quiet:
+        rows = [
+            [s.name, f"{s.depth:.0%}", s.width, ", ".join(s.modules), "votes" if s.name in voting else ""]
+            for s in model.sites
+        ]
+        click.echo(table(["site", "depth", "width", "layers that read it", ""], rows))
+        click.echo(f"\nvoters: {' '.join(model.voters)}")
 
 
 def describe(report: Inspection) -> str:

@@ -8,10 +8,13 @@ import warnings
 import click
 
 import massmerge
+from massmerge.cli.calibrate import calibrate
 from massmerge.cli.demo import demo
+from massmerge.cli.explain import explain
 from massmerge.cli.inspect import inspect
 from massmerge.cli.merge import merge
 from massmerge.cli.plan import plan
+from massmerge.cli.predict import predict
 from massmerge.cli.verify import verify
 
 
@@ -30,5 +33,5 @@ def main() -> None:
     logging.disable_progress_bar()
 
 
-for verb in (plan, merge, inspect, verify, demo):
+for verb in (plan, merge, predict, explain, inspect, verify, calibrate, demo):
     main.add_command(verb)

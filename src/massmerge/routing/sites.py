@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,21 +105,24 @@ def _named(groups: list[tuple[list[str], int, float]]) -> list[Site]:
     return sites
 
 
-def choose_sites(sites: list[Site], wanted: str | list[str], blocks: int | None = None) -> list[Site]:
+def choose_sites(
+    sites: list[Site], wanted: str | list[str], covered: Callable[[Site], int] = lambda site: 1
+) -> list[Site]:
     """The sites that vote.
 
     Args:
         sites: all of them, in order.
-        wanted: names or module paths, or `auto`: the MLP inputs of the first half of the blocks.
-        blocks: number of blocks, if not to be counted from the sites.
+        wanted: names or module paths, or `auto`: the inputs of the MLPs in the first half of the blocks; those of the
+            attentions instead if more tasks change something there (adapters often touch nothing else).
+        covered: how many tasks change something at a site.
 
     Raises:
         InputError: there is no such site.
     """
     if wanted == "auto":
-        mlp = [site for site in sites if re.fullmatch(r"M\d+", site.name)]
-        count = blocks or len(mlp)
-        return mlp[: max(1, count // 2)] or sites[: max(1, len(sites) // 2)]
+        groups = [[site for site in sites if re.fullmatch(rf"{letter}\d+", site.name)] for letter in "MA"]
+        halves = [group[: max(1, len(group) // 2)] for group in groups if group] or [sites[: max(1, len(sites) // 2)]]
+        return max(halves, key=lambda half: min(covered(site) for site in half))
     by_name: Mapping[str, Site] = {n: site for site in sites for n in (site.name, *site.modules, *site.tensors)}
     names = [wanted] if isinstance(wanted, str) else wanted
     unknown = [name for name in names if name not in by_name]

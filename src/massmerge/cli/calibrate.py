@@ -1,0 +1,46 @@
+"""`mass calibrate`: fit a router that needs a few unlabelled inputs a task."""
+
+from __future__ import annotations
+
+import click
+
+from massmerge.bundle import Bundle
+from massmerge.calibration import Kind
+from massmerge.calibration import calibrate as fit
+from massmerge.cli.common import print_json, verb
+from massmerge.errors import InputError
+from massmerge.rows import read_inputs
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(file_okay=False))
+@click.option("--inputs", "given", multiple=True, required=True, metavar="TASK=PATH",
+              help="Inputs of a task: a .txt file, a folder, a table. Once for each task.")  # fmt: skip
+@click.option("--column", help="Column of a table that holds the inputs.")
+@click.option("--kind", type=click.Choice(["prototype", "nearest", "mlp"]), default="prototype", show_default=True,
+              help="Mean activation, all activations, or a small network trained on them.")  # fmt: skip
+@click.option("--count", type=click.IntRange(min=1), default=16, show_default=True, help="Inputs used of each task.")
+@verb
+def calibrate(
+    bundle: str, given: tuple[str, ...], column: str | None, kind: Kind, count: int, as_json: bool, quiet: bool
+) -> None:
+    """Fit a router of BUNDLE on a few inputs of each task; no labels are needed. The bundle uses it from then on."""
+    image = Bundle(bundle, check=False).takes_images
+    inputs = {}
+    for entry in given:
+        task, equals, path = entry.partition("=")
+        if not equals:
+            raise InputError(f"{entry!r}: write --inputs task=path.")
+        inputs[task] = (_good(row.item) for row in read_inputs([path], image=image, column=column))
+    used = fit(bundle, inputs, kind=kind, count=count)
+    if as_json:
+        print_json({"kind": kind, "inputs": used})
+    elif not quiet:
+        total = ", ".join(f"{task} {number}" for task, number in used.items())
+        click.echo(f"{bundle}: routes by {kind} now, fitted on {total} inputs")
+
+
+def _good(item: object) -> object:
+    if isinstance(item, InputError):
+        raise item
+    return item

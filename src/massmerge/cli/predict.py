@@ -1,0 +1,95 @@
+"""`mass predict`: answers to inputs without a task name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+from massmerge.answers import Prediction
+from massmerge.cli.common import verb
+from massmerge.cli.writers import FORMATS, CsvWriter, JsonLinesWriter, ParquetWriter, TableWriter, Writer, choose_format
+from massmerge.errors import MassError
+from massmerge.model import Model, load
+from massmerge.rows import NamedInput, read_inputs
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(file_okay=False))
+@click.argument("inputs", nargs=-1, required=True)
+@click.option(
+    "--task", "tasks", multiple=True, help="Choose among these tasks only; one skips routing. May be repeated."
+)
+@click.option("--column", help="Column of a .csv, .jsonl or .parquet file that holds the inputs.")
+@click.option("--out", type=click.Path(dir_okay=False), help="Write the answers to this file (.jsonl, .csv, .parquet).")
+@click.option("--format", "wanted", type=click.Choice(FORMATS), help="Format of the answers, if not told by --out.")
+@click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="How many answers to give.")
+@click.option("--route", type=click.Choice(["input", "batch"]), default="input", show_default=True,
+              help="Decide for each input, or once a batch of inputs of one task.")  # fmt: skip
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Inputs that run at once."
+)
+@click.option("--cache", default="0", show_default=True, help="Memory for dense weights of hot sets, such as 512MB.")
+@click.option("--strict", is_flag=True, help="Stop at the first input that cannot be read.")
+@verb
+def predict(
+    bundle: str, inputs: tuple[str, ...], tasks: tuple[str, ...], column: str | None, out: str | None, wanted: str | None,
+    top: int, route: str, batch_size: int, cache: str, strict: bool, as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Answer INPUTS with BUNDLE: text, image files, folders, .txt, .csv, .jsonl, .parquet, or - for lines on standard input.
+
+    Exit code 1 if an input could not be read; the others are answered all the same.
+    """
+    form = choose_format(wanted, out, as_json=as_json)
+    model = load(bundle, cache=cache)
+    rows = read_inputs(inputs, image=model.takes_images, column=column, stdin=sys.stdin)
+    options = {"task": list(tasks) or None, "route": route, "top": top, "batch_size": batch_size}
+    failed = count = 0
+    with ExitStack() as stack:
+        writer = _writer(form, out, stack)
+        bar = stack.enter_context(tqdm(unit="input", disable=quiet or form == "table" or None, leave=False, delay=1.0))
+        for name, prediction in _answers(model, rows, options, strict=strict):
+            count, failed = count + 1, failed + (prediction.error is not None)
+            if not (quiet and form == "table"):
+                writer.write(name, prediction)
+            bar.update()
+    if count == 0:
+        raise MassError("there was no input to answer.")
+    if failed:
+        raise MassError(f"{failed} of {count} inputs could not be read; the others were answered.")
+    if out and not quiet:
+        click.echo(f"{count} answers in {out}", err=True)
+
+
+def _writer(form: str, out: str | None, stack: ExitStack) -> Writer:
+    if form == "parquet":
+        parquet = ParquetWriter(Path(out or ""))
+        stack.callback(parquet.close)
+        return parquet
+    if form == "table":
+        return TableWriter()
+    try:
+        file = stack.enter_context(Path(out).open("w", encoding="utf-8", newline="")) if out else sys.stdout  # noqa: SIM115
+    except OSError as error:
+        raise MassError(f"{out}: cannot be written ({error.strerror}).") from None
+    return CsvWriter(file) if form == "csv" else JsonLinesWriter(file)
+
+
+def _answers(
+    model: Model, rows: Iterator[NamedInput], options: dict[str, Any], *, strict: bool
+) -> Iterator[tuple[str, Prediction]]:
+    """Names and answers side by side; names wait only for their own batch."""
+    names: list[str] = []
+
+    def items() -> Iterator[Any]:
+        for row in rows:
+            names.append(row.name)
+            yield row.item
+
+    for prediction in model.stream(items(), on_error="raise" if strict else "row", **options):
+        yield names.pop(0), prediction

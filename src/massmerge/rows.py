@@ -1,0 +1,166 @@
+"""Inputs from wherever people keep them: the command line, standard input, text files, images, folders, tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from massmerge.errors import InputError, MassError
+
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+TABLE_SUFFIXES = {".csv", ".tsv", ".jsonl", ".parquet"}
+
+
+class NamedInput(NamedTuple):
+    """An input with the name it is reported under: a path, a file with a line number, or the text itself."""
+
+    name: str
+    item: Any
+    """The input, or the error that stands in its place."""
+
+
+def read_inputs(
+    given: Iterable[str], *, image: bool, column: str | None = None, stdin: TextIO | None = None
+) -> Iterator[NamedInput]:
+    """Every input that a command line names, one after the other; what cannot be read is an input that is an error.
+
+    `-` is standard input, a line an input. A `.txt` file gives a line an input, a table a row an input, a folder a file an
+    input. For a text model anything else is the text itself.
+    """
+    for argument in given:
+        path = Path(argument)
+        if argument == "-":
+            yield from _lines("-", stdin or [])
+        elif _is_folder(path):
+            yield from _folder(path, image=image)
+        elif path.suffix.lower() in TABLE_SUFFIXES and (image or _exists(path) or column):
+            yield from _table(path, column, image=image)
+        elif image:
+            yield NamedInput(argument, path)
+        elif path.suffix == ".txt" and _exists(path):
+            yield from _text_file(path)
+        else:
+            yield NamedInput(argument if len(argument) <= 60 else argument[:57] + "…", argument)
+
+
+def _exists(path: Path) -> bool:
+    """Whether the path is a file; a long text is no path at all."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _lines(name: str, lines: Iterable[str]) -> Iterator[NamedInput]:
+    try:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield NamedInput(f"{name}:{number}", line.rstrip("\r\n"))
+    except UnicodeDecodeError as error:
+        yield NamedInput(name, InputError(f"{name}: not UTF-8 text ({error.reason}). Save it as UTF-8."))
+
+
+def _text_file(path: Path) -> Iterator[NamedInput]:
+    with path.open(encoding="utf-8") as file:
+        yield from _lines(str(path), file)
+
+
+def _folder(folder: Path, *, image: bool) -> Iterator[NamedInput]:
+    """The files of a folder and of those below it, sorted: images, or text files taken whole."""
+    suffixes = IMAGE_SUFFIXES if image else {".txt", ".md"}
+    found = False
+    for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in suffixes and p.is_file()):
+        found = True
+        yield NamedInput(str(path), path if image else _read_text(path))
+    if not found:
+        kinds = ", ".join(sorted(suffixes))
+        yield NamedInput(str(folder), InputError(f"{folder}: no {'images' if image else 'texts'} in it ({kinds})."))
+
+
+def _read_text(path: Path) -> str | InputError:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        return InputError(f"{path}: not UTF-8 text ({error.reason}). Save it as UTF-8.")
+
+
+def _table(path: Path, column: str | None, *, image: bool) -> Iterator[NamedInput]:
+    """A column of a table; pictures in it are paths relative to the table."""
+    if not _exists(path):
+        yield NamedInput(str(path), InputError(f"{path}: no such file."))
+        return
+    reader: Callable[[Path, str], Iterator[dict[str, Any] | InputError]] = {
+        ".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet,
+    }[path.suffix.lower()]  # fmt: skip
+    if column is None:
+        yield NamedInput(str(path), InputError(f"{path}: say which column holds the inputs: --column NAME."))
+        return
+    for number, row in enumerate(reader(path, column), 1):
+        name = f"{path}:{number}"
+        if isinstance(row, InputError):
+            yield NamedInput(name, row)
+        elif row.get(column) in (None, ""):
+            yield NamedInput(name, InputError(f"{name}: the column {column!r} is empty."))
+        else:
+            yield NamedInput(name, path.parent / str(row[column]) if image else str(row[column]))
+
+
+def _csv(path: Path, column: str) -> Iterator[dict[str, Any] | InputError]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+            if column not in (reader.fieldnames or []):
+                yield _no_column(path, column, reader.fieldnames or [])
+                return
+            yield from reader
+    except (UnicodeDecodeError, csv.Error) as error:
+        yield InputError(f"{path}: cannot be read as a table ({error}).")
+
+
+def _jsonl(path: Path, column: str) -> Iterator[dict[str, Any] | InputError]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    yield InputError(f"not valid JSON ({error}).")
+                    continue
+                if not isinstance(row, dict) or column not in row:
+                    yield _no_column(path, column, list(row) if isinstance(row, dict) else [])
+                else:
+                    yield row
+    except UnicodeDecodeError as error:
+        yield InputError(f"{path}: not UTF-8 text ({error.reason}).")
+
+
+def _parquet(path: Path, column: str) -> Iterator[dict[str, Any] | InputError]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise MassError("Parquet files need pyarrow: pip install 'massmerge[eval]'") from None
+    try:
+        file = parquet.ParquetFile(path)
+        if column not in file.schema_arrow.names:
+            yield _no_column(path, column, file.schema_arrow.names)
+            return
+        for batch in file.iter_batches(columns=[column]):
+            yield from batch.to_pylist()
+    except (ArrowException, OSError) as error:
+        yield InputError(f"{path}: cannot be read as Parquet ({error}).")
+
+
+def _no_column(path: Path, column: str, there: Iterable[str]) -> InputError:
+    return InputError(f"{path}: no column {column!r}; there are {', '.join(map(repr, there)) or 'none'}.")
