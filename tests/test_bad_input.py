@@ -203,6 +203,12 @@ def test_what_headers_show_is_found_by_the_plan_already(folder, row):
     assert_refused(CliRunner().invoke(main, ["plan", str(folder / "recipe.yaml"), "-q"]), *words)
 
 
+def test_folders_above_the_target_are_not_left_behind(folder):
+    tensors("green", set_value(f"bert.{QUERY}", torch.nan))(folder)
+    result = CliRunner().invoke(main, ["merge", str(folder / "recipe.yaml"), str(folder / "new" / "deep" / "out")])
+    assert result.exit_code == 2 and not (folder / "new").exists()
+
+
 def equal_to_the_base(folder: Path) -> None:
     base = load_file(folder / "base" / "model.safetensors")
     tensors("red", lambda state: state.update({f"bert.{name}": value for name, value in base.items()}))(folder)

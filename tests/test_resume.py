@@ -334,6 +334,10 @@ def test_files_that_someone_put_into_a_bundle_are_not_overwritten_with_it(family
     assert (out / ".git" / "config").read_text() == "mine"
 
 
+def test_folders_above_the_target_are_made(family, undisturbed, tmp_path):
+    assert contents(merge(family / "recipe.yaml", tmp_path / "new" / "deep" / "out", workers=1)) == undisturbed.files
+
+
 def test_an_empty_folder_may_be_the_target(family, undisturbed, tmp_path):
     (tmp_path / "out").mkdir()
     assert contents(merge(family / "recipe.yaml", tmp_path / "out", workers=1)) == undisturbed.files
