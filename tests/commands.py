@@ -3,11 +3,12 @@
 import os
 import signal
 import sys
+import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from itertools import count
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
-from typing import Any
+from pathlib import Path
 
 # Importing the libraries takes longer than a merge of tiny models, so a server imports them once and forks.
 _context = get_context("forkserver")
@@ -15,16 +16,21 @@ _context.set_forkserver_preload(["massmerge.cli.main", "transformers.models.bert
 _TOUCHES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir"}
 
 
-def run_mass(arguments: list[str], touches: Any, kill_at: int | None) -> None:
-    """Run `mass`, count how often it touches its work folder, and die at the given touch."""
-
-    numbers = count(1)
+def run_mass(arguments: list[str], log: str, kill_at: int | None) -> None:
+    """Run `mass`, note each time that it touches its work folder, and die at the given one, counted from 0."""
+    numbers = count()
+    notes = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def hear(event: str, details: tuple) -> None:
-        if event in _TOUCHES and (".partial" in str(details[0]) or event in ("os.remove", "os.rmdir")):
-            touches.value = next(numbers)
-            if touches.value == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
+        path = str(details[0])
+        if event not in _TOUCHES or (".partial" not in path and event not in ("os.remove", "os.rmdir")):
+            return
+        writes = event == "open" and "w" in str(details[1])
+        os.write(notes, f"{'write' if writes else event} {path.rpartition('.partial')[2]}\n".encode())
+        if next(numbers) == kill_at:
+            if writes:
+                Path(path).write_bytes(b"half")  # as if it died while it wrote this file
+            os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hear)
     from massmerge.cli.main import main
@@ -33,17 +39,17 @@ def run_mass(arguments: list[str], touches: Any, kill_at: int | None) -> None:
         main(arguments)
 
 
-def start_mass(*arguments: object, kill_at: int | None = None) -> tuple[ForkServerProcess, Any]:
-    """Start `mass` with these arguments; returns the process and the count of its touches."""
-    touches = _context.Value("i", 0, lock=False)  # a process that is killed would never give a lock back
-    process = _context.Process(target=run_mass, args=([str(a) for a in arguments], touches, kill_at))
+def start_mass(*arguments: object, log: str = os.devnull, kill_at: int | None = None) -> ForkServerProcess:
+    """Start `mass` with these arguments."""
+    process = _context.Process(target=run_mass, args=([str(a) for a in arguments], log, kill_at))
     process.start()
-    return process, touches
+    return process
 
 
-def mass(*arguments: object, kill_at: int | None = None) -> tuple[int | None, int]:
-    """Run `mass` to its end; returns its exit code (negative: the signal that ended it) and the count of touches."""
-    process, touches = start_mass(*arguments, kill_at=kill_at)
-    process.join(60)
-    process.kill()
-    return process.exitcode, touches.value
+def mass(*arguments: object, kill_at: int | None = None) -> tuple[int | None, list[str]]:
+    """Run `mass` to its end; returns its exit code (negative: the signal that ended it) and what it touched."""
+    with tempfile.NamedTemporaryFile("r") as log:
+        process = start_mass(*arguments, log=log.name, kill_at=kill_at)
+        process.join(60)
+        process.kill()
+        return process.exitcode, log.read().splitlines()

@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import re
 import shutil
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ from models import FAMILIES, contents, write_family, write_recipe
 
 _random = random.Random(7)
 # Spread over the whole run, the assembling and the publishing included; where in each part is drawn.
-KILL_SHARES = [round((i + _random.random()) / 18, 3) for i in range(18)]
+KILL_SHARES = [round((i + _random.random()) / 12, 3) for i in range(12)]
 KILL_DELAYS = [round(_random.random(), 3) for _ in range(8)]
 
 
@@ -34,12 +35,12 @@ def family(tmp_path_factory) -> Path:
 
 
 class Undisturbed:
-    """A run that nobody kills: what it writes, how often it touches its work folder, how long it takes."""
+    """A run that nobody kills: what it writes, how it touches its work folder, how long it takes."""
 
     def __init__(self, recipe: Path, out: Path) -> None:
         mass("merge", recipe, out.parent / "warm")  # the first run imports what the server has not
         began = time.perf_counter()
-        code, self.touches = mass("merge", recipe, out)
+        code, self.touches = mass("merge", recipe, out, "--workers", 1)
         self.seconds = time.perf_counter() - began
         assert code == 0
         self.files = contents(out)
@@ -54,21 +55,37 @@ def assert_absent_or_complete(out: Path, files: dict[str, bytes]) -> None:
     assert not out.exists() or contents(out) == files
 
 
-@pytest.mark.parametrize("share", KILL_SHARES)
-def test_killed_at_any_step_it_leaves_no_half_bundle_and_ends_in_the_same_bytes(family, undisturbed, tmp_path, share):
-    out, recipe = tmp_path / "out", family / "recipe.yaml"
-    code, _ = mass("merge", recipe, out, kill_at=1 + int(share * undisturbed.touches))
-    assert code == -9
+def kill_and_resume(recipe: Path, out: Path, undisturbed: Undisturbed, kill_at: int) -> None:
+    assert mass("merge", recipe, out, "--workers", 1, kill_at=kill_at)[0] == -9
     assert_absent_or_complete(out, undisturbed.files)
     assert mass("merge", recipe, out)[0] == 0
     assert contents(out) == undisturbed.files
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert [p.name for p in out.parent.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("share", KILL_SHARES)
+def test_killed_at_any_step_it_leaves_no_half_bundle_and_ends_in_the_same_bytes(family, undisturbed, tmp_path, share):
+    kill_and_resume(family / "recipe.yaml", tmp_path / "out", undisturbed, int(share * len(undisturbed.touches)))
+
+
+def test_killed_at_every_kind_of_step_it_leaves_no_half_bundle_and_ends_in_the_same_bytes(
+    family, undisturbed, tmp_path
+):
+    kinds: dict[str, list[int]] = {}
+    for number, touch in enumerate(undisturbed.touches):
+        kinds.setdefault(re.sub(r"\d+|red|green|blue|(?<=os.remove ).*|(?<=os.rmdir ).*", "…", touch), []).append(
+            number
+        )
+    assert "write /parts/….draft" in kinds and "os.rename /result" in kinds
+    for kind, numbers in enumerate(kinds.values()):
+        (tmp_path / str(kind)).mkdir()
+        kill_and_resume(family / "recipe.yaml", tmp_path / str(kind) / "out", undisturbed, numbers[len(numbers) // 2])
 
 
 @pytest.mark.parametrize("share", KILL_DELAYS)
 def test_killed_at_any_time_it_leaves_no_half_bundle_and_ends_in_the_same_bytes(family, undisturbed, tmp_path, share):
     out, recipe = tmp_path / "out", family / "recipe.yaml"
-    process, _ = start_mass("merge", recipe, out)
+    process = start_mass("merge", recipe, out)
     process.join(share * undisturbed.seconds)
     process.kill()
     process.join()
@@ -80,7 +97,7 @@ def test_killed_at_any_time_it_leaves_no_half_bundle_and_ends_in_the_same_bytes(
 def test_killed_again_and_again_it_still_ends_in_the_same_bytes(family, undisturbed, tmp_path):
     out, recipe = tmp_path / "out", family / "recipe.yaml"
     for share in (0.2, 0.2, 0.3):
-        assert mass("merge", recipe, out, kill_at=int(share * undisturbed.touches))[0] == -9
+        assert mass("merge", recipe, out, kill_at=int(share * len(undisturbed.touches)))[0] == -9
     assert mass("merge", recipe, out)[0] == 0
     assert contents(out) == undisturbed.files
 
@@ -91,7 +108,7 @@ def test_killed_while_it_replaces_a_bundle_the_old_or_the_new_one_is_there_or_no
 ):
     old = merge(write_recipe(family, ["red"], name="old.yaml"), tmp_path / "out", workers=1)
     before, recipe = contents(old), family / "recipe.yaml"
-    assert mass("merge", recipe, old, "--overwrite", kill_at=int(share * undisturbed.touches))[0] == -9
+    assert mass("merge", recipe, old, "--overwrite", kill_at=int(share * len(undisturbed.touches)))[0] == -9
     assert not old.exists() or contents(old) in (before, undisturbed.files)
     assert mass("merge", recipe, old, "--overwrite")[0] == 0
     assert contents(old) == undisturbed.files
