@@ -1,6 +1,7 @@
 """Tiny models of the real classes, with experts made by shifting their weights."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,15 @@ import torch
 import transformers as tf
 import yaml
 from safetensors.torch import load_file, save_file
+from transformers.pytorch_utils import Conv1D
 
+import massmerge
+from massmerge.bundle import read_manifest, write_manifest
 from massmerge.checkpoints import Base, Expert, LowRank, find_source, is_adapter, narrow, open_base, open_expert
 from massmerge.checkpoints.experts import task_skeleton
 from massmerge.checkpoints.skeleton import from_matrix
+from massmerge.demo import make_example
+from naive import tsv_merge
 
 _SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -201,3 +207,98 @@ def write_shifted(folder: Path, name: str, base: tf.PreTrainedModel, shift: dict
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a folder."""
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def make_bundle(folder: Path, name: str, tasks: dict[str, int], **sections) -> Path:
+    """A family's base and experts, merged; sections of the recipe (merge, router, answer, …) are given whole."""
+    recipe = write_family(folder, name, tasks)
+    recipe.write_text(yaml.safe_dump({**yaml.safe_load(recipe.read_text()), **sections}, sort_keys=False))
+    massmerge.merge(recipe, folder / "bundle")
+    return folder / "bundle"
+
+
+def family_bundle(root: Path, name: str) -> Path:
+    """A bundle of three tasks of a family, made once a run; its sources lie beside it."""
+    folder = root / f"family-{name}"
+    if not folder.exists():
+        make_bundle(folder, name, {"a": 2, "b": 3, "c": 4}, merge={"rank": 8})
+    return folder / "bundle"
+
+
+def text_bundle(root: Path) -> Path:
+    """A bundle of text tasks (spam, topic, mood) with a tokenizer, made once a run."""
+    folder = root / "text"
+    if not folder.exists():
+        massmerge.merge(make_example(folder), folder / "bundle")
+    return folder / "bundle"
+
+
+def image_bundle(root: Path) -> Path:
+    """A bundle of image tasks (a, b) with an image processor, made once a run."""
+    folder = root / "image"
+    if not folder.exists():
+        (folder / "base").mkdir(parents=True)
+        tf.ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder / "base")
+        make_bundle(folder, "vit", {"a": 2, "b": 3}, merge={"rank": 8})
+    return folder / "bundle"
+
+
+def with_options(bundle: Path, folder: Path, **sections) -> Path:
+    """A copy of a bundle whose recipe has other options, in sections such as router and answer."""
+    shutil.copytree(bundle, folder)
+    path = folder / "recipe.yaml"
+    recipe = yaml.safe_load(path.read_text())
+    for section, options in sections.items():
+        recipe[section] = {**recipe.get(section, {}), **options}
+    path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+    manifest = read_manifest(folder)
+    write_manifest(folder, {k: v for k, v in manifest.items() if k not in ("files", "sha256")})
+    return folder
+
+
+def rows_of(inputs: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """A batch as ready inputs, one by one."""
+    count = len(next(iter(inputs.values())))
+    return [{name: tensor[i] for name, tensor in inputs.items()} for i in range(count)]
+
+
+def dense_changes(bundle: Path, base: tf.PreTrainedModel, tasks: list[str], merge: Callable) -> dict:
+    """What a set changes in the base, as dense tensors: merged factors, and the mean of everything else.
+
+    Args:
+        bundle: its files are read, by safetensors alone.
+        base: gives the shapes and the values that tasks leave as they are.
+        tasks: the set.
+        merge: a dense merge of a list of triplets `(u, s, v)`.
+    """
+    files = [load_file(bundle / "tasks" / task / "factors.safetensors") for task in tasks]
+    changes = {}
+    for key, value in base.state_dict().items():
+        found = [tuple(f[f"{key}.{part}"] for part in "usv") for f in files if f"{key}.s" in f]
+        if found:
+            matrix = merge(found)
+            owner = base.get_submodule(key.rpartition(".")[0])
+            change = matrix.mT if isinstance(owner, Conv1D) else matrix.reshape(value.shape)
+            changes[key] = (value.double() + change).float()
+        elif any(key in f for f in files):
+            changes[key] = torch.stack([f.get(key, value) for f in files]).mean(0)
+    return changes
+
+
+def dense_expert(bundle: Path, name: str, tasks: list[str], head: str, merge: Callable = tsv_merge):
+    """The task's own model around the base with a dense merge of a set, in the family's class."""
+    family = FAMILIES[name]
+    base = family.base.from_pretrained(bundle.parent / "base").eval()
+    model = family.expert.from_pretrained(bundle.parent / head).eval()
+    inside = backbone_of(model, family.base)
+    known = inside.state_dict().keys()
+    inside.load_state_dict({k: v for k, v in base.state_dict().items() if k in known}, strict=False)
+    changes = dense_changes(bundle, base, tasks, merge)
+    inside.load_state_dict({k: v for k, v in changes.items() if k in known}, strict=False)
+    return model
+
+
+def logits_of(prediction: massmerge.Prediction) -> dict[tuple[str, str], float]:
+    """Every logit that a prediction names, by task and label."""
+    best = (prediction.task, prediction.label)
+    return {best: prediction.logit} | {(a.task, a.label): a.logit for a in prediction.alternatives}
