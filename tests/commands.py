@@ -9,6 +9,9 @@ from itertools import count
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from threading import RLock
+
+from tqdm import tqdm
 
 # Importing the libraries takes longer than a merge of tiny models, so a server imports them once and forks.
 _context = get_context("forkserver")
@@ -33,6 +36,7 @@ def run_mass(arguments: list[str], log: str, kill_at: int | None) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hear)
+    tqdm.set_lock(RLock())  # its own is one between processes, which a killed one would leave behind
     from massmerge.cli.main import main
 
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):

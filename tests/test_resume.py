@@ -73,9 +73,11 @@ def test_killed_at_every_kind_of_step_it_leaves_no_half_bundle_and_ends_in_the_s
 ):
     kinds: dict[str, list[int]] = {}
     for number, touch in enumerate(undisturbed.touches):
-        kinds.setdefault(re.sub(r"\d+|red|green|blue|(?<=os.remove ).*|(?<=os.rmdir ).*", "…", touch), []).append(
-            number
-        )
+        if not touch.startswith(("open", "os.mkdir")):  # a read changes nothing, and an empty folder little
+            kind = re.sub(
+                r"\d+|red|green|blue|(?<=os.remove ).*|(?<=os.rmdir ).*|(?<=write /result/).*(?=json)", "…", touch
+            )
+            kinds.setdefault(kind, []).append(number)
     assert "write /parts/….draft" in kinds and "os.rename /result" in kinds
     for kind, numbers in enumerate(kinds.values()):
         (tmp_path / str(kind)).mkdir()
