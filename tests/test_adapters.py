@@ -13,7 +13,7 @@ from massmerge.bundle import Bundle
 from massmerge.checkpoints import AdapterExpert, LowRank
 from massmerge.errors import InputError
 from massmerge.merge import merge
-from massmerge.plan import make_plan
+from massmerge.prepare import make_plan
 from models import FAMILIES, assert_same, open_pair, rewrite, state_of, weights_of, write_recipe
 
 BERT = FAMILIES["bert"]

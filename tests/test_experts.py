@@ -13,7 +13,7 @@ from massmerge.checkpoints.skeleton import from_matrix
 from massmerge.deltas import keep
 from massmerge.errors import InputError
 from massmerge.merge import merge
-from massmerge.plan import make_plan
+from massmerge.prepare import make_plan
 from models import (
     FAMILIES,
     assert_same,

@@ -7,7 +7,8 @@ from massmerge.bundle import Bundle
 from massmerge.errors import InputError, MassError, Problem
 from massmerge.merge import merge
 from massmerge.model import Model, load
-from massmerge.plan import Plan, make_plan
+from massmerge.plan import Plan
+from massmerge.prepare import make_plan
 from massmerge.recipe import Recipe
 
 __all__ = [

@@ -16,7 +16,7 @@ from massmerge.deltas import finite
 from massmerge.errors import InputError
 from massmerge.heads import write_head
 from massmerge.heads.sources import write_json
-from massmerge.plan import Prepared
+from massmerge.prepare import Prepared
 from massmerge.tensorfile import (
     TensorInfo,
     read_bytes,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import yaml
 
-from massmerge.plan import Prepared
+from massmerge.prepare import Prepared
 
 _PAPER = "MASS: MoErging through Adaptive Subspace Selection (ICLR 2026)"
 

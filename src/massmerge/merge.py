@@ -24,7 +24,8 @@ from massmerge.deltas import Kept, delta, distinct, finite, keep
 from massmerge.errors import InputError, MassError, Problem, problems_error
 from massmerge.linalg import Factors, core_matrix, cosine_matrix
 from massmerge.methods import STATIC_METHODS
-from massmerge.plan import Prepared, TensorPlan, prepare, recipe_and_folder
+from massmerge.plan import TensorPlan
+from massmerge.prepare import Prepared, prepare, recipe_and_folder
 from massmerge.recipe import Recipe
 from massmerge.tensorfile import read_tensor
 from massmerge.workfolder import WorkFolder, refuse_target
@@ -112,6 +113,7 @@ def merge(
     _refuse_full_disk(target, prepared)
     try:
         with work.opened():
+            refuse_target(target, fingerprint, overwrite=overwrite)  # another merge may have published meanwhile
             _Run(prepared, work, progress).run(workers)
             equal = _equal_experts(prepared, work)
             if equal and strict:

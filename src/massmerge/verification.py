@@ -16,7 +16,7 @@ from massmerge.checkpoints import LowRank
 from massmerge.checkpoints.skeleton import to_matrix
 from massmerge.deltas import delta
 from massmerge.errors import InputError, problems_error
-from massmerge.plan import Prepared, prepare
+from massmerge.prepare import Prepared, prepare
 
 # How far factors may be from the best ones of their rank, by their dtype, as a share of the delta. Float32 could do with
 # less, but for the kept energy that the merge recorded: rounded to 1e-7, it leaves a root of that in doubt.

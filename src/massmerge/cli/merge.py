@@ -11,7 +11,7 @@ from massmerge.bundle import Bundle, read_manifest
 from massmerge.cli.common import BarProgress, print_json, print_problems, seconds, size, verb
 from massmerge.cli.plan import describe
 from massmerge.merge import merge as run_merge
-from massmerge.plan import Prepared
+from massmerge.prepare import Prepared
 
 
 @click.command()

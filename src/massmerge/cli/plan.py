@@ -7,7 +7,8 @@ import sys
 import click
 
 from massmerge.cli.common import print_json, print_problems, seconds, size, table, verb
-from massmerge.plan import Plan, make_plan
+from massmerge.plan import Plan
+from massmerge.prepare import make_plan
 
 
 @click.command()
