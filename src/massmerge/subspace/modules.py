@@ -53,29 +53,47 @@ class SubspaceLinear(nn.Module):
         segments = active()
         if any(self._weight in part.changes.materialised for part in segments.parts):
             return torch.cat([self._one(_rows(x, part, segments.batch), part.changes) for part in segments.parts])
-        out: Tensor = self.layer(x)
+        out = self._empty(x)
         for part in segments.parts:
-            self._add(_rows(out, part, segments.batch), _rows(x, part, segments.batch), part.changes)
-        return out
+            self._begin(_rows(out, part, segments.batch), _rows(x, part, segments.batch), part.changes)
+        return self._finish(out, x)
 
-    def _add(self, out: Tensor, x: Tensor, changes: SetChanges) -> None:
-        rows = out.view(-1, out.shape[-1])  # a view: what is added to it is added to the output
+    def _begin(self, out: Tensor, x: Tensor, changes: SetChanges) -> None:
+        """Fill a segment with its bias and its update; the base's product is added to that.
+
+        A layer's product starts from its bias, copied to every row. Starting from bias and update instead costs no further
+        pass over the output.
+        """
+        rows = out.view(-1, out.shape[-1])  # a view: what is written to it is written to the output
+        own = changes.change(self._bias).value
+        start = own if own is not None else self.bias
         update = changes.change(self._weight).update
         if update is not None:
-            update.expand_into(rows, update.shrink(x.reshape(-1, x.shape[-1])))
-        bias = changes.change(self._bias).value
-        if bias is not None:
-            rows += bias if self.bias is None else bias - self.bias
+            update.expand_into(rows, update.shrink(x.reshape(-1, x.shape[-1])), start)
+        elif start is not None:
+            rows.copy_(start)
+        else:
+            rows.zero_()
+
+    def _finish(self, out: Tensor, x: Tensor) -> Tensor:
+        """Add the base's product for all rows at once."""
+        weight = self.weight if self._transposed else self.weight.mT
+        out.view(-1, out.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight)
+        return out
 
     def _one(self, x: Tensor, changes: SetChanges) -> Tensor:
         """A segment by itself, with the set's dense weight if that is held."""
         weight = changes.materialised.get(self._weight)
         if weight is None:
-            out: Tensor = self.layer(x)
-            self._add(out, x, changes)
-            return out
+            out = self._empty(x)
+            self._begin(out, x, changes)
+            return self._finish(out, x)
         bias = changes.change(self._bias).value
         return F.linear(x, weight, bias if bias is not None else self.bias)
+
+    def _empty(self, x: Tensor) -> Tensor:
+        """Room for the layer's output."""
+        return x.new_empty(*x.shape[:-1], self.weight.shape[1 if self._transposed else 0])
 
     @property
     def weight_name(self) -> str:
