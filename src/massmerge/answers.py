@@ -28,6 +28,12 @@ class Routing:
     agreement: float | None = None
     """How far the voters agree on the best task, 1 being complete agreement."""
 
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Place of each task, 1 being the best."""
+        order = sorted(self.weights, key=lambda task: -self.weights[task])
+        return {task: place for place, task in enumerate(order, 1)}
+
 
 @dataclass(frozen=True)
 class Answer:

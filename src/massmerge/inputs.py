@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from transformers import PretrainedConfig
 
@@ -27,11 +28,16 @@ class InputReader:
         folder: the bundle's processor folder; without one only ready tensors are taken.
         config: the backbone's configuration.
         image: whether the backbone takes images.
+        attempt: runs the backbone on one image; ready tensors of a size that it has not seen are tried so.
     """
 
-    def __init__(self, folder: Path, config: PretrainedConfig, *, image: bool) -> None:
-        self._folder, self._config, self.image = folder, config, image
+    def __init__(
+        self, folder: Path, config: PretrainedConfig, *, image: bool, attempt: Callable[[Row], object] | None = None
+    ) -> None:
+        self._folder, self._config, self.image, self._attempt = folder, config, image, attempt
+        self._fitting: set[torch.Size] = set()
         self._processor: Any = None
+        self._lock = threading.Lock()  # a tokenizer cannot serve two threads at once
         self._said_truncated = False
 
     def row(self, item: Any) -> Row:
@@ -49,12 +55,20 @@ class InputReader:
     def batch(self, rows: list[Row]) -> dict[str, Tensor]:
         """Rows as one batch; text is padded to the longest on the right."""
         if self.image:
-            return {"pixel_values": torch.stack([row["pixel_values"] for row in rows])}
+            pixels = [row["pixel_values"] for row in rows]
+            sizes = {f"{p.shape[2]}×{p.shape[1]}" for p in pixels}
+            if len(sizes) > 1:
+                raise InputError(
+                    f"images of {' and '.join(sorted(sizes))} pixels do not fit into one batch. Scale them to one size, or "
+                    "use batch_size=1."
+                )
+            return {"pixel_values": torch.stack(pixels)}
         longest = max(row["input_ids"].shape[0] for row in rows)
         pad = getattr(self._config, "pad_token_id", None) or 0
         fill = {"input_ids": pad}
         names = dict.fromkeys(name for row in rows for name in row)
-        return {n: torch.stack([_padded(row[n], longest, fill.get(n, 0)) for row in rows]) for n in names}
+        none = torch.zeros(0, dtype=torch.long)  # e.g. ready tensors without token types beside text that has them
+        return {n: torch.stack([_padded(row.get(n, none), longest, fill.get(n, 0)) for row in rows]) for n in names}
 
     def _ready(self, row: Row) -> Row:
         wanted = "pixel_values" if self.image else "input_ids"
@@ -64,17 +78,29 @@ class InputReader:
             )
         if self.image:
             return {"pixel_values": self._checked_pixels(row["pixel_values"])}
-        ids = row["input_ids"]
+        self._refuse_tokens(row)
+        row = {"attention_mask": torch.ones_like(row["input_ids"]), **row}
+        return {name: tensor.long() for name, tensor in row.items()}
+
+    def _refuse_tokens(self, row: Row) -> None:
+        """Refuse what the backbone would fail on, or take for something else."""
+        ids, limit = row["input_ids"], _positions(self._config)
         if ids.ndim != 1 or ids.dtype not in (torch.int64, torch.int32) or ids.numel() == 0:
             raise InputError(
                 f"input_ids must be whole numbers of shape (tokens,); these are {ids.dtype} {tuple(ids.shape)}."
             )
-        if int(ids.min()) < 0 or int(ids.max()) >= self._config.vocab_size:
-            raise InputError(f"input_ids must lie between 0 and {self._config.vocab_size - 1}, the base's vocabulary.")
-        other = [n for n, t in row.items() if t.shape != ids.shape]
-        if other:
-            raise InputError(f"{', '.join(other)}: not of the shape of input_ids, {tuple(ids.shape)}.")
-        return {"attention_mask": torch.ones_like(ids), **row, "input_ids": ids.long()}
+        if len(ids) > limit:
+            raise InputError(f"{len(ids)} tokens; the backbone has positions for at most {limit}. Cut them.")
+        vocabulary = self._config.vocab_size
+        bounds = {"input_ids": vocabulary, "attention_mask": 2,
+                  "token_type_ids": getattr(self._config, "type_vocab_size", vocabulary)}  # fmt: skip
+        for name, tensor in row.items():
+            if name not in bounds:
+                raise InputError(f"{name}: not read here. Leave it out.")
+            if tensor.shape != ids.shape or tensor.is_floating_point() or tensor.is_complex():
+                raise InputError(f"{name}: must be whole numbers of the shape of input_ids, {tuple(ids.shape)}.")
+            if int(tensor.min()) < 0 or int(tensor.max()) >= bounds[name]:
+                raise InputError(f"{name} must lie between 0 and {bounds[name] - 1}.")
 
     # Text
 
@@ -89,14 +115,17 @@ class InputReader:
             raise InputError("empty text.")
         if any(len(text) > _TEXT_LIMIT for text in texts):
             raise InputError(f"text of more than {_TEXT_LIMIT:,} characters. Split it.")
+        if any("\ud800" <= char <= "\udfff" for text in texts for char in text):
+            raise InputError("the text holds bytes that are not UTF-8. Read it in its own encoding.")
         tokenizer = self.processor
         limit = min(tokenizer.model_max_length, _positions(self._config))
-        encoded = tokenizer(*texts, truncation=True, max_length=limit)
-        row = {k: torch.tensor(v) for k, v in encoded.items() if isinstance(v, list)}
-        if row["input_ids"].shape[0] >= limit and not self._said_truncated:
-            self._said_truncated = len(tokenizer(*texts)["input_ids"]) > limit
-            if self._said_truncated:
-                warnings.warn(f"text of more than {limit} tokens was truncated (said once)", stacklevel=2)
+        with self._lock:
+            encoded = tokenizer(*texts, truncation=True, max_length=limit)
+            row = {k: torch.tensor(v) for k, v in encoded.items() if isinstance(v, list)}
+            if row["input_ids"].shape[0] >= limit and not self._said_truncated:
+                self._said_truncated = len(tokenizer(*texts)["input_ids"]) > limit
+                if self._said_truncated:
+                    warnings.warn(f"text of more than {limit} tokens was truncated (said once)", stacklevel=2)
         if row["input_ids"].numel() == 0:
             raise InputError("the tokenizer finds no token in this text.")
         return {k: v.long() for k, v in row.items()}
@@ -142,7 +171,14 @@ class InputReader:
             )
         if not bool(torch.isfinite(pixels).all()):
             raise InputError("the tensor holds NaN or infinity.")
-        return pixels.float()
+        pixels = pixels.float()
+        if self._attempt is not None and pixels.shape not in self._fitting:
+            try:
+                self._attempt({"pixel_values": pixels[None]})
+            except (ValueError, RuntimeError) as error:
+                raise InputError(f"a tensor {tuple(pixels.shape)} does not fit the backbone: {error}") from None
+            self._fitting.add(pixels.shape)
+        return pixels
 
 
 def _open_image(item: Any) -> Image.Image:
@@ -164,7 +200,7 @@ def _open_image(item: Any) -> Image.Image:
             raise InputError(
                 f"{where}{item.width}×{item.height} pixels; at most {MAX_PIXELS:,} are decoded. Scale it down."
             )
-        return item.convert("RGB")
+        return ImageOps.exif_transpose(item).convert("RGB")  # as cameras mean it, and as transformers reads it
     except FileNotFoundError:
         raise InputError(f"{where}no such file.") from None
     except Image.DecompressionBombError:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from PIL import Image
+from pydantic import ValidationError
 from torch import Tensor
 
 from massmerge.answers import Prediction, Routing, rank_answers
@@ -18,7 +21,7 @@ from massmerge.heads.runtime import ShellHead, features
 from massmerge.recipe import Unknown
 from massmerge.routing import Site, select, standardize, vote, weigh
 from massmerge.routing.projection import ProjectionRouter
-from massmerge.runtime import Runtime, load_runtime
+from massmerge.runtime import Runtime, load_runtime, with_decoder_start
 from massmerge.subspace.segments import Segment, Segments
 from massmerge.subspace.updates import SetChanges
 from massmerge.trees import take_rows
@@ -56,6 +59,11 @@ class Model:
     def labels(self) -> dict[str, tuple[str, ...]]:
         """Label names of each task that has a head."""
         return dict(self._runtime.labels)
+
+    @property
+    def shared_labels(self) -> list[list[str]]:
+        """Groups of `task/label` that mean the same thing, as the recipe declares them."""
+        return self._runtime.recipe.shared_labels
 
     @property
     def voters(self) -> list[str]:
@@ -116,9 +124,11 @@ class Model:
         without = [self.tasks[t] for t in allowed if self.tasks[t] not in self._runtime.heads]
         if without:
             raise InputError(f"{', '.join(without)}: no head, so there is no label to answer. Use `embed` or `route`.")
-        limits = Unknown.model_validate(unknown) if unknown is not None else self._runtime.recipe.unknown
+        limits = self._runtime.recipe.unknown if unknown is None else _limits(unknown)
         if top < 1 or batch_size < 1:
             raise InputError("top and batch_size must be at least 1.")
+        if route not in ("input", "batch"):
+            raise InputError(f"route is 'input' or 'batch', not {route!r}.")
         for rows in self._batches(inputs, batch_size, on_error):
             good = [row for row in rows if not isinstance(row, Prediction)]
             answers = iter(self._answer(good, allowed, route, top, limits) if good else [])
@@ -162,7 +172,8 @@ class Model:
         names = [task] if isinstance(task, str) else list(task)
         unknown = [name for name in names if name not in self.tasks]
         if unknown or not names:
-            raise InputError(f"no task {', '.join(map(repr, unknown))}. There are {', '.join(self.tasks)}.")
+            wrong = f"no task {', '.join(map(repr, unknown))}" if unknown else "an empty list of tasks"
+            raise InputError(f"{wrong}. There are {', '.join(self.tasks)}.")
         return [i for i, name in enumerate(self.tasks) if name in names]
 
     def _batches(self, inputs: Iterable[Any], size: int, on_error: str) -> Iterator[list[Any]]:
@@ -244,8 +255,8 @@ class Model:
                     dict(zip(names, weights[i].tolist(), strict=True)),
                     [] if abstains else [names[c] for c in picked],
                     site,
-                    None if lifts is None else round(lifts[i], 4),
-                    round(agreements[i], 4),
+                    None if lifts is None else lifts[i],
+                    agreements[i],
                 )
             )
         return routings
@@ -283,7 +294,9 @@ class Model:
         index = torch.tensor(order)
         sorted_batch = _reordered(batch, index)
         shell = next((h for h in runtime.heads.values() if isinstance(h, ShellHead)), None)
-        call = shell.backbone_call(sorted_batch, runtime.base) if shell else sorted_batch
+        call = (
+            shell.backbone_call(sorted_batch, runtime.base) if shell else with_decoder_start(sorted_batch, runtime.base)
+        )
         return runtime.second_pass(call, Segments(tuple(parts), len(order))), index
 
     def _changes(self, tasks: tuple[int, ...], routing: Routing, weighted: bool) -> SetChanges:
@@ -317,12 +330,26 @@ class Model:
 
 def _several(inputs: Any) -> Iterable[Any]:
     """One input as a list of one; a pair of strings given alone is two inputs, not a pair."""
-    single = (
-        isinstance(inputs, str | Path | dict) or hasattr(inputs, "convert") or hasattr(inputs, "__array_interface__")
-    )
-    if isinstance(inputs, Tensor):
-        return [inputs] if inputs.ndim == 3 else list(inputs)
+    if isinstance(
+        inputs, Mapping
+    ):  # ready tensors; a tokenizer or image processor gives those of several inputs together
+        tensors = {name: torch.as_tensor(value) for name, value in inputs.items()}
+        several = {"input_ids": 2, "pixel_values": 4}
+        if any(tensor.ndim == several.get(name) for name, tensor in tensors.items()):
+            return [dict(zip(tensors, row, strict=True)) for row in zip(*tensors.values(), strict=True)]
+        return [inputs]
+    if isinstance(inputs, Tensor | np.ndarray):
+        return [inputs] if inputs.ndim in (0, 2, 3) else list(inputs)
+    single = isinstance(inputs, str | bytes | Path | Image.Image) or not isinstance(inputs, Iterable)
     return [inputs] if single else inputs
+
+
+def _limits(unknown: Unknown | dict[str, float]) -> Unknown:
+    try:
+        return Unknown.model_validate(unknown)
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise InputError(f"unknown: {faults}. It takes lift (from 0) and agreement (0 to 1).") from None
 
 
 def _reordered(batch: dict[str, Tensor], order: Tensor) -> dict[str, Tensor]:

@@ -125,8 +125,10 @@ def load_runtime(path: Path, *, router: str | None = None, cache: str | int = 0,
         _make_fixed(bundle, tensors, first_tree, first_pass, slots)
     state = dict(base.state_dict())
     shell = next((h for h in heads.values() if isinstance(h, ShellHead)), None)
-    probe = shell.backbone_call(probe_inputs(base, 3), base) if shell else None
-    second = SecondPass(base, touched, slots, probe or _seq2seq_probe(base))
+    probe = probe_inputs(base, 3)
+    second = SecondPass(
+        base, touched, slots, shell.backbone_call(probe, base) if shell else with_decoder_start(probe, base)
+    )
     variant = recipe.answer.merge
 
     def make_changes(tasks: tuple[int, ...], weights: list[float] | None = None) -> SetChanges:
@@ -143,7 +145,7 @@ def load_runtime(path: Path, *, router: str | None = None, cache: str | int = 0,
         _routers(bundle, router or bundle.router_kind, recipe, voters, tensors),
         second,
         heads,
-        InputReader(path / "processor", base.config, image=base.main_input_name == "pixel_values"),
+        InputReader(path / "processor", base.config, image=base.main_input_name == "pixel_values", attempt=first_pass),
         DenseCache(cache, second),
         make_changes,
     )
@@ -167,12 +169,12 @@ def _load_base(bundle: Bundle, touched: set[str]) -> PreTrainedModel:
     return model
 
 
-def _seq2seq_probe(base: PreTrainedModel) -> dict[str, Tensor] | None:
-    """The decoder of an encoder-decoder wants a prompt of its own."""
+def with_decoder_start(inputs: dict[str, Tensor], base: PreTrainedModel) -> dict[str, Tensor]:
+    """The inputs of a forward pass; the decoder of an encoder-decoder wants a prompt of its own, its first token."""
     if not getattr(base.config, "is_encoder_decoder", False):
-        return None
-    inputs = probe_inputs(base, 3)
-    return {**inputs, "decoder_input_ids": inputs["input_ids"]}
+        return inputs
+    start = getattr(base.config, "decoder_start_token_id", None) or 0
+    return {**inputs, "decoder_input_ids": torch.full_like(inputs["input_ids"][:, :1], start)}
 
 
 def _voters(recipe: Recipe, sites: list[Site], base: PreTrainedModel, tensors: _Tensors) -> list[Voter]:
@@ -198,6 +200,8 @@ def _routers(bundle: Bundle, kind: str, recipe: Recipe, voters: list[Voter], ten
                 bases = [_basis(tensors, task, voter.site) for task in range(len(tensors.names))]
                 made[voter.site.name] = ProjectionRouter(bases, recipe.router.score)
         return [made[voter.site.name] for voter in voters]
+    if kind not in ("nearest", "prototype", "mlp"):
+        raise InputError(f"no router {kind!r}. There are projection, nearest, prototype and mlp.")
     header = read_header(bundle.path / ROUTER) if (bundle.path / ROUTER).is_file() else {}
     fitted = {name: read_tensor(info) for name, info in header.items() if name.startswith(f"{kind}.")}
     missing = [v.name for v in voters if not any(name.startswith(f"{kind}.{v.name}.") for name in fitted)]

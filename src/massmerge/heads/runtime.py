@@ -21,6 +21,9 @@ from massmerge.trees import replace_module
 Features = Literal["auto", "pooled", "cls", "mean"]
 
 
+_NO_TOKEN = -1
+
+
 class _Asked(Exception):
     """How a task's model calls its backbone."""
 
@@ -66,6 +69,11 @@ class ShellHead:
         if missing:
             raise InputError(f"{folder}: the head lacks {', '.join(missing)}.")
         self.labels_expected = config.num_labels
+        # Models that read the last real token know padding by the token's number. The batch is padded as the base says, and
+        # experts disagree with it, or name none and refuse batches; a number that is no token's stands for those.
+        if getattr(config, "pad_token_id", None) is None:
+            self._shell.config.pad_token_id = _NO_TOKEN
+        self._padding: int = self._shell.config.pad_token_id
 
     @torch.inference_mode()
     def backbone_call(self, inputs: dict[str, Tensor], base: PreTrainedModel) -> dict[str, Any]:
@@ -82,6 +90,9 @@ class ShellHead:
     @torch.inference_mode()
     def __call__(self, output: Any, inputs: dict[str, Tensor]) -> Tensor:
         """Logits (batch, labels) for the backbone's output on these inputs."""
+        if "input_ids" in inputs and "attention_mask" in inputs:
+            ids = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, self._padding)
+            inputs = {**inputs, "input_ids": ids}
         self._stub.hand(output)
         try:
             return self._shell(**inputs).logits.float()
@@ -125,15 +136,17 @@ def load_head(folder: Path, base: PreTrainedModel) -> Head | None:
 def features(output: Any, inputs: dict[str, Tensor], kind: Features = "auto") -> Tensor:
     """One vector (batch, width) for each input of a backbone's output.
 
-    `auto` is the backbone's own pooled output if it has one, else the mean over real tokens for text and the first token
-    for images.
+    `auto` is the backbone's own pooled output if it has one, else the mean over real tokens for text (of an encoder-decoder:
+    of its encoder's output) and the first token for images.
     """
     pooled = getattr(output, "pooler_output", None)
     if kind == "pooled" and pooled is None:
         raise InputError("the backbone has no pooled output; choose `features: cls` or `mean`.")
     if pooled is not None and kind in ("auto", "pooled"):
         return pooled.float()
-    hidden = output.last_hidden_state
+    # An encoder-decoder's features are those of the prompt; what its decoder says of it is one token long.
+    hidden = getattr(output, "encoder_last_hidden_state", None)
+    hidden = output.last_hidden_state if hidden is None else hidden
     text = "input_ids" in inputs
     token = kind if kind in ("cls", "mean") else ("mean" if text else "cls")
     mask = inputs.get("attention_mask")

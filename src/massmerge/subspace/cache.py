@@ -54,13 +54,14 @@ class DenseCache:
                 if changes.weights is not None:  # made for one input, never seen again
                     continue
                 self._uses[changes.tasks] = self._uses.get(changes.tasks, 0) + 1
-                if changes.tasks in self._held:
+                if self._held.get(changes.tasks, (None,))[0] is changes:
                     self._held.move_to_end(changes.tasks)
                 elif self._uses[changes.tasks] >= _HOT:
                     self._hold(changes)
 
     @torch.inference_mode()
     def _hold(self, changes: SetChanges) -> None:
+        self._held.pop(changes.tasks, None)  # the same set, made anew
         layers = self._second_pass.layers().values()
         size = sum(layer.weight.nbytes for layer in layers if layer.changed_by(changes))
         if size > self._limit:
