@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from massmerge.answers import Answer, Prediction
-from massmerge.errors import MassError
+from massmerge.errors import InputError, MassError
 from massmerge.model import Model
+
+_CHOSEN, _BEST, _OTHERS = "#2a6f97", "#e07a3f", "#c3ccd3"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ def plot_explanation(found: Explanation, title: str, path: str | Path) -> None:
     """Draw weights, residuals and the heads' best labels.
 
     Raises:
+        InputError: the file's name does not say a format that can be drawn.
         MassError: matplotlib is missing.
     """
     try:
@@ -54,21 +57,47 @@ def plot_explanation(found: Explanation, title: str, path: str | Path) -> None:
     routing = found.prediction.routing
     assert routing is not None
     names = sorted(routing.weights, key=lambda n: routing.weights[n])
-    labels = [(f"{a.task}: {a.label}", a.score) for answers in found.heads.values() for a in answers][::-1]
-    height = 1.6 + 0.34 * max(len(names), len(labels))
-    figure, axes = plt.subplots(1, 3, figsize=(12.5, max(3.0, height)), layout="constrained")
-    colours = ["#2a6f97" if n in routing.selected else "#c3ccd3" for n in names]
-    bars = (("router's weight", [routing.weights[n] for n in names]),
-            ("residual (less is better)", [routing.residuals.get(n, 0.0) for n in names]))  # fmt: skip
-    for axis, (name, values) in zip(axes, bars, strict=False):
-        axis.barh(names, values, color=colours)
-        axis.set_title(name)
-    axes[2].barh([n for n, _ in labels], [v for _, v in labels], color="#e07a3f")
-    axes[2].set_title("labels of the selected heads")
-    axes[2].set_xlim(0, max(1.0, *(v for _, v in labels)) if labels else 1)
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(axis="x", alpha=0.3)
-    figure.suptitle(title if len(title) < 110 else title[:107] + "…")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    colours = [_CHOSEN if n in routing.selected else _OTHERS for n in names]
+    answers = [a for head in found.heads.values() for a in head][::-1]
+    best = (found.prediction.task, found.prediction.label)
+    panels = [
+        ("weight of each task", names, [routing.weights[n] for n in names], colours),
+        ("residual of each task (less is better)", names, [routing.residuals.get(n, 0.0) for n in names], colours),
+        ("probability of labels, head by head", [f"{a.task}: {a.label}" for a in answers], [a.score for a in answers],
+         [_BEST if (a.task, a.label) == best else _OTHERS for a in answers]),
+    ]  # fmt: skip
+    panels = [panel for panel in panels if panel[1] and (routing.residuals or "residual" not in panel[0])]
+    rows = max(len(panel[1]) for panel in panels)
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.4 * len(panels), 1.5 + 0.36 * max(3, rows)), squeeze=False)
+    for axis, (name, ticks, values, shades) in zip(axes[0], panels, strict=True):
+        _draw_bars(axis, name, ticks, values, shades)
+        axis.set_ylim(len(ticks) - rows - 0.5, len(ticks) - 0.5)  # bars of one thickness in all panels
+    given = title if len(title) < 90 else title[:87] + "…"
+    answer = "unknown" if best[0] is None else f"{best[0]}: {best[1]} ({found.prediction.score:.3f})"
+    figure.suptitle(_plain(f"{given}\n{answer}"), fontsize=11)
+    figure.tight_layout()
+    try:
+        figure.savefig(path, dpi=150)
+    except ValueError:
+        raise InputError(f"{path}: cannot be drawn. Name a file that ends in .png, .svg or .pdf.") from None
+    finally:
+        plt.close(figure)
+
+
+def _draw_bars(axis: Any, name: str, ticks: list[str], values: list[float], colours: list[str]) -> None:
+    """Bars with their values beside them, the best on top."""
+    places = range(len(values))
+    bars = axis.barh(places, values, color=colours, height=0.7)
+    axis.set_yticks(places, [_plain(tick if len(tick) <= 28 else tick[:27] + "…") for tick in ticks], fontsize=9)
+    axis.bar_label(bars, fmt="%.3f", padding=3, fontsize=8, color="#44505a")
+    axis.margins(x=0.18)
+    axis.axvline(0, color="#8a949c", linewidth=0.8)
+    axis.set_title(name, fontsize=10, loc="left", color="#44505a")
+    axis.spines[["top", "right", "left", "bottom"]].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+    axis.set_xticks([])
+
+
+def _plain(text: str) -> str:
+    """Text as it is; between two dollars matplotlib would read mathematics."""
+    return text.replace("$", r"\$")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TextIO
 from massmerge.errors import InputError, MassError
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+csv.field_size_limit(10**8)  # a cell may hold a book; 128 KiB is the default
 TABLE_SUFFIXES = {".csv", ".tsv", ".jsonl", ".parquet"}
 
 
@@ -27,8 +28,8 @@ def read_inputs(
 ) -> Iterator[NamedInput]:
     """Every input that a command line names, one after the other; what cannot be read is an input that is an error.
 
-    `-` is standard input, a line an input. A `.txt` file gives a line an input, a table a row an input, a folder a file an
-    input. For a text model anything else is the text itself.
+    `-` is standard input, a line an input. A text file gives a line an input, a table a row an input, a folder a file an
+    input. For a text model what is no file is the text itself, unless it looks like the name of one.
     """
     for argument in given:
         path = Path(argument)
@@ -36,11 +37,14 @@ def read_inputs(
             yield from _lines("-", stdin or [])
         elif _is_folder(path):
             yield from _folder(path, image=image)
-        elif path.suffix.lower() in TABLE_SUFFIXES and (image or _exists(path) or column):
+        elif _is_empty(path) or _looks_missing(path, argument, image=image):
+            wrong = "the file is empty" if _exists(path) else "no such file"
+            yield NamedInput(argument, InputError(f"{argument}: {wrong}."))
+        elif path.suffix.lower() in TABLE_SUFFIXES and _exists(path):
             yield from _table(path, column, image=image)
         elif image:
             yield NamedInput(argument, path)
-        elif path.suffix == ".txt" and _exists(path):
+        elif _exists(path):
             yield from _text_file(path)
         else:
             yield NamedInput(argument if len(argument) <= 60 else argument[:57] + "…", argument)
@@ -52,6 +56,17 @@ def _exists(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return False
+
+
+def _is_empty(path: Path) -> bool:
+    return _exists(path) and path.stat().st_size == 0
+
+
+def _looks_missing(path: Path, argument: str, *, image: bool) -> bool:
+    """Whether an argument is the name of a file that is not there; for a text model, a word with a file's ending."""
+    if _exists(path):
+        return False
+    return image or (path.suffix.lower() in TABLE_SUFFIXES | {".txt"} and not any(map(str.isspace, argument)))
 
 
 def _is_folder(path: Path) -> bool:
@@ -96,9 +111,6 @@ def _read_text(path: Path) -> str | InputError:
 
 def _table(path: Path, column: str | None, *, image: bool) -> Iterator[NamedInput]:
     """A column of a table; pictures in it are paths relative to the table."""
-    if not _exists(path):
-        yield NamedInput(str(path), InputError(f"{path}: no such file."))
-        return
     reader: Callable[[Path, str], Iterator[dict[str, Any] | InputError]] = {
         ".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet,
     }[path.suffix.lower()]  # fmt: skip
@@ -136,7 +148,7 @@ def _jsonl(path: Path, column: str) -> Iterator[dict[str, Any] | InputError]:
                 try:
                     row = json.loads(line)
                 except ValueError as error:
-                    yield InputError(f"not valid JSON ({error}).")
+                    yield InputError(f"{path}: not valid JSON ({error}).")
                     continue
                 if not isinstance(row, dict) or column not in row:
                     yield _no_column(path, column, list(row) if isinstance(row, dict) else [])

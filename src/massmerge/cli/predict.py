@@ -53,8 +53,12 @@ def predict(
     with ExitStack() as stack:
         writer = _writer(form, out, stack)
         bar = stack.enter_context(tqdm(unit="input", disable=quiet or form == "table" or None, leave=False, delay=1.0))
-        for name, prediction in _answers(model, rows, options, strict=strict):
+        for name, prediction in _answers(model, rows, options):
             count, failed = count + 1, failed + (prediction.error is not None)
+            if prediction.error and strict:
+                raise MassError(
+                    prediction.error if prediction.error.startswith(name) else f"{name}: {prediction.error}"
+                )
             if not (quiet and form == "table"):
                 writer.write(name, prediction)
             bar.update()
@@ -80,9 +84,7 @@ def _writer(form: str, out: str | None, stack: ExitStack) -> Writer:
     return CsvWriter(file) if form == "csv" else JsonLinesWriter(file)
 
 
-def _answers(
-    model: Model, rows: Iterator[NamedInput], options: dict[str, Any], *, strict: bool
-) -> Iterator[tuple[str, Prediction]]:
+def _answers(model: Model, rows: Iterator[NamedInput], options: dict[str, Any]) -> Iterator[tuple[str, Prediction]]:
     """Names and answers side by side; names wait only for their own batch."""
     names: list[str] = []
 
@@ -91,5 +93,5 @@ def _answers(
             names.append(row.name)
             yield row.item
 
-    for prediction in model.stream(items(), on_error="raise" if strict else "row", **options):
+    for prediction in model.stream(items(), on_error="row", **options):
         yield names.pop(0), prediction

@@ -56,12 +56,13 @@ class TableWriter:
             self._begun = True
         row = flat(name, prediction)
         if prediction.error:
-            click.echo(f"{click.style('error', fg='red'):<25} {prediction.error}")
+            where = "" if prediction.error.startswith(name) else f"{name}: "
+            click.echo(f"{click.style('error'.ljust(16), fg='red')} {where}{prediction.error}")
             return
         score = "" if row["score"] is None else f"{row['score']:.3f}"
         weight = "" if row["weight"] is None else f"{row['weight']:.3f}"
-        task = row["task"] or click.style("unknown", fg="yellow")
-        click.echo(f"{task:<16} {row['label'] or '':<20} {score:>6}  {weight:>6}  {name}")
+        task = f"{row['task']:<16}" if row["task"] else click.style(f"{'unknown':<16}", fg="yellow")
+        click.echo(f"{task} {row['label'] or '':<20} {score:>6}  {weight:>6}  {name}")
 
     def close(self) -> None:
         """Nothing to do."""

@@ -1,0 +1,228 @@
+"""Inputs as a command line names them: text, standard input, files, folders, tables."""
+
+import io
+import json
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from massmerge import InputError
+from massmerge.rows import read_inputs
+
+
+def items(*given, image=False, **options):
+    """What is read, errors as their words."""
+    found = read_inputs(given, image=image, **options)
+    return [(row.name, str(row.item) if isinstance(row.item, InputError) else row.item) for row in found]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# Text
+
+
+def test_a_text_is_an_input_under_its_own_name(here):
+    assert items("win a prize", "so sad") == [("win a prize", "win a prize"), ("so sad", "so sad")]
+
+
+def test_a_long_text_has_a_short_name_and_is_no_path(here):
+    ((name, item),) = items("word " * 2000)
+    assert len(name) == 58
+    assert item == "word " * 2000
+
+
+def test_a_text_with_a_full_stop_is_no_path(here):
+    assert items("see notes.txt for more")[0][1] == "see notes.txt for more"
+    assert items("a good film.")[0][1] == "a good film."
+
+
+def test_standard_input_gives_a_line_an_input(here):
+    stdin = io.StringIO("first\n\nsecond\r\nthird")
+    assert items("-", stdin=stdin) == [("-:1", "first"), ("-:3", "second"), ("-:4", "third")]
+
+
+def test_a_text_file_gives_a_line_an_input(here):
+    (here / "a.txt").write_text("first\n\nsecond\n")
+    assert items("a.txt") == [("a.txt:1", "first"), ("a.txt:3", "second")]
+
+
+def test_a_text_file_of_any_ending_is_read(here):
+    (here / "notes").write_text("first\nsecond\n")
+    assert items("notes") == [("notes:1", "first"), ("notes:2", "second")]
+
+
+def test_a_text_file_that_is_not_utf_8_is_an_error_that_says_so(here):
+    (here / "a.txt").write_bytes("café\n".encode("latin-1"))
+    ((name, words),) = items("a.txt")
+    assert name == "a.txt"
+    assert words.startswith("a.txt: not UTF-8 text (")
+    assert words.endswith("Save it as UTF-8.")
+
+
+def test_a_text_file_of_no_bytes_is_an_error(here):
+    (here / "a.txt").write_bytes(b"")
+    assert items("a.txt") == [("a.txt", "a.txt: the file is empty.")]
+
+
+@pytest.mark.parametrize("name", ["gone.txt", "gone.csv", "sub/gone.jsonl", "gone.parquet"])
+def test_the_name_of_a_file_that_is_not_there_is_an_error_and_no_text(here, name):
+    assert items(name) == [(name, f"{name}: no such file.")]
+
+
+# Folders
+
+
+def test_a_folder_of_texts_gives_a_file_an_input_sorted_and_below_it_too(here):
+    (here / "texts" / "sub").mkdir(parents=True)
+    (here / "texts" / "b.txt").write_text("two\nlines")
+    (here / "texts" / "sub" / "a.md").write_text("below")
+    (here / "texts" / "c.bin").write_text("no text")
+    assert items("texts") == [("texts/b.txt", "two\nlines"), ("texts/sub/a.md", "below")]
+
+
+def test_a_file_of_a_folder_that_is_not_utf_8_is_an_error_in_its_place(here):
+    (here / "texts").mkdir()
+    (here / "texts" / "a.txt").write_bytes(b"\xff\xfe")
+    (here / "texts" / "b.txt").write_text("good")
+    found = items("texts")
+    assert "texts/a.txt: not UTF-8 text" in found[0][1]
+    assert found[1] == ("texts/b.txt", "good")
+
+
+def test_a_folder_of_images_gives_their_paths(here):
+    (here / "pictures").mkdir()
+    for name in ("b.JPG", "a.png", "notes.txt"):
+        (here / "pictures" / name).write_bytes(b"x")
+    assert [str(item) for _, item in items("pictures", image=True)] == ["pictures/a.png", "pictures/b.JPG"]
+
+
+@pytest.mark.parametrize(("image", "kind"), [(True, "images"), (False, "texts")])
+def test_a_folder_with_nothing_to_read_is_an_error(here, image, kind):
+    (here / "empty").mkdir()
+    assert f"empty: no {kind} in it (" in items("empty", image=image)[0][1]
+
+
+# Images
+
+
+def test_an_image_file_is_an_input(here):
+    (here / "a.png").write_bytes(b"x")
+    assert [(name, str(item)) for name, item in items("a.png", image=True)] == [("a.png", "a.png")]
+
+
+def test_an_image_file_that_is_missing_or_empty_is_an_error(here):
+    (here / "empty.png").write_bytes(b"")
+    assert items("gone.png", "empty.png", image=True) == [
+        ("gone.png", "gone.png: no such file."),
+        ("empty.png", "empty.png: the file is empty."),
+    ]
+
+
+# Tables
+
+
+def write_table(path, rows):
+    if path.suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        mark = "\t" if path.suffix == ".tsv" else ","
+        lines = [list(rows[0]), *(["" if v is None else v for v in row.values()] for row in rows)]
+        path.write_text("".join(mark.join(line) + "\n" for line in lines))
+
+
+KINDS = ["csv", "tsv", "jsonl", "parquet"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_gives_a_row_an_input_from_the_column_that_is_named(here, kind):
+    write_table(here / f"t.{kind}", [{"id": "1", "text": "first"}, {"id": "2", "text": "second"}])
+    assert items(f"t.{kind}", column="text") == [(f"t.{kind}:1", "first"), (f"t.{kind}:2", "second")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_without_a_value_is_an_error_in_its_place(here, kind):
+    write_table(
+        here / f"t.{kind}", [{"id": "1", "text": "first"}, {"id": "2", "text": None}, {"id": "3", "text": "third"}]
+    )
+    found = dict(items(f"t.{kind}", column="text"))
+    assert found[f"t.{kind}:3"] == "third"
+    assert found[f"t.{kind}:2"] == f"t.{kind}:2: the column 'text' is empty."
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_column_that_is_not_there_is_an_error_with_those_there_are(here, kind):
+    write_table(here / f"t.{kind}", [{"id": "1", "body": "first"}])
+    assert items(f"t.{kind}", column="text")[0][1] == f"t.{kind}: no column 'text'; there are 'id', 'body'."
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_without_a_named_column_is_an_error_that_says_what_to_give(here, kind):
+    write_table(here / f"t.{kind}", [{"text": "first"}])
+    assert "say which column holds the inputs: --column NAME" in items(f"t.{kind}")[0][1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_of_no_bytes_is_an_error(here, kind):
+    (here / f"t.{kind}").write_bytes(b"")
+    assert items(f"t.{kind}", column="text") == [(f"t.{kind}", f"t.{kind}: the file is empty.")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_of_other_bytes_is_an_error(here, kind):
+    (here / f"t.{kind}").write_bytes(b"text\n\xff\xfe\xff\n")
+    assert any("t." + kind + ":" in item and "text" not in name for name, item in items(f"t.{kind}", column="text"))
+
+
+def test_pictures_in_a_table_are_relative_to_it(here):
+    (here / "data").mkdir()
+    write_table(here / "data" / "t.csv", [{"file": "a.png"}])
+    assert [str(item) for _, item in items("data/t.csv", image=True, column="file")] == ["data/a.png"]
+
+
+def test_a_broken_line_of_json_is_an_error_and_the_others_go_on(here):
+    (here / "t.jsonl").write_text('{"text": "first"}\n{"text": \n\n[1]\n{"text": "last"}\n')
+    found = items("t.jsonl", column="text")
+    assert found[0][1] == "first"
+    assert "t.jsonl: not valid JSON" in found[1][1]
+    assert "no column 'text'; there are none" in found[2][1]
+    assert found[3][1] == "last"
+
+
+def test_a_table_with_a_byte_order_mark_is_read(here):
+    (here / "t.csv").write_bytes("\ufefftext\nfirst\n".encode())
+    assert items("t.csv", column="text")[0][1] == "first"
+
+
+def test_a_csv_cell_may_hold_commas_lines_and_very_long_text(here):
+    long = "word " * 60_000
+    (here / "t.csv").write_text(f'id,text\n1,"one, two\nthree"\n2,{long}\n3,last\n')
+    assert [item for _, item in items("t.csv", column="text")] == ["one, two\nthree", long, "last"]
+
+
+def test_numbers_in_a_column_are_read_as_text(here):
+    write_table(here / "t.jsonl", [{"text": 7}])
+    assert items("t.jsonl", column="text")[0][1] == "7"
+
+
+# Streams
+
+
+def test_inputs_are_read_one_by_one(here):
+    lines = iter(["first\n", "second\n"])
+    rows = read_inputs(["-"], image=False, stdin=lines)
+    next(rows)
+    assert next(lines) == "second\n"
+
+
+def test_a_large_table_is_not_read_at_once(here):
+    write_table(here / "t.csv", [{"text": f"row {i}"} for i in range(50_000)])
+    rows = read_inputs(["t.csv"], image=False, column="text")
+    assert next(rows).item == "row 0"
+    rows.close()
