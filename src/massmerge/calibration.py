@@ -63,8 +63,11 @@ def calibrate(
 def _activations(model: Model, chosen: dict[str, list[Any]]) -> tuple[list[Tensor], Tensor]:
     found: list[list[Tensor]] = []
     owners: list[int] = []
-    for position, items in enumerate(chosen.values()):
-        found.append(model.activations(items))
+    for position, (task, items) in enumerate(chosen.items()):
+        try:
+            found.append(model.activations(items))
+        except InputError as error:
+            raise InputError(f"inputs of {task}: {error}") from None
         owners += [position] * len(items)
     return [torch.cat(parts) for parts in zip(*found, strict=True)], torch.tensor(owners)
 

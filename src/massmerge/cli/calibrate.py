@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
+
 import click
 
 from massmerge.bundle import Bundle
@@ -26,12 +29,13 @@ def calibrate(
 ) -> None:
     """Fit a router of BUNDLE on a few inputs of each task; no labels are needed. The bundle uses it from then on."""
     image = Bundle(bundle, check=False).takes_images
-    inputs = {}
+    inputs: dict[str, Iterator[object]] = {}
     for entry in given:
         task, equals, path = entry.partition("=")
         if not equals:
             raise InputError(f"{entry!r}: write --inputs task=path.")
-        inputs[task] = (_good(row.item) for row in read_inputs([path], image=image, column=column))
+        found = (_good(row.item) for row in read_inputs([path], image=image, column=column))
+        inputs[task] = chain(inputs.get(task, ()), found)
     used = fit(bundle, inputs, kind=kind, count=count)
     if as_json:
         print_json({"kind": kind, "inputs": used})

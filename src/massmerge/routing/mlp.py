@@ -21,6 +21,9 @@ def fit_mlp(activations: Tensor, owners: Tensor, tasks: int, *, steps: int = 300
         optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.1)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         units = normalize(activations, dim=1)
+        # What all tasks share is most of an activation, and drowns what tells them apart.
+        centre, spread = units.mean(0), (units - units.mean(0)).std(correction=0).clamp_min(1e-6)
+        units = (units - centre) / spread
         for _ in range(steps):
             chosen = torch.randint(len(units), (min(len(units), 128),))
             loss = cross_entropy(network(units[chosen]), owners[chosen])
@@ -28,7 +31,11 @@ def fit_mlp(activations: Tensor, owners: Tensor, tasks: int, *, steps: int = 300
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
-    return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+    tensors = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+    # The first layer takes the centring in, so that the network reads normalised activations as they are.
+    tensors["0.weight"] /= spread
+    tensors["0.bias"] -= tensors["0.weight"] @ centre
+    return tensors
 
 
 class MlpRouter:

@@ -1,0 +1,227 @@
+"""`mass calibrate`: routers fitted on a few inputs, kept in the bundle, chosen from then on."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+import massmerge
+from massmerge import InputError
+from massmerge.bundle import Bundle
+from massmerge.calibration import calibrate
+from massmerge.cli.main import main
+from massmerge.verification import verify_bundle
+from models import FAMILIES, family_bundle, image_bundle, rows_of, text_bundle, with_options
+
+INPUTS = {
+    "spam": ["win a free prize now", "free call win win", "call now prize"],
+    "topic": ["the team won the match", "vote law party", "cell gene star"],
+    "mood": ["so sad and bad", "happy happy good", "a bad sad song"],
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.getbasetemp()
+
+
+@pytest.fixture
+def bundle(root, tmp_path):
+    """A bundle of its own that may be changed."""
+    shutil.copytree(text_bundle(root), tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["calibrate", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("kind", ["prototype", "nearest", "mlp"])
+def test_a_fitted_router_is_the_bundle_s_from_then_on(bundle, kind):
+    assert calibrate(bundle, INPUTS, kind=kind) == {"spam": 3, "topic": 3, "mood": 3}
+    assert Bundle(bundle).router_kind == kind
+    routings = massmerge.load(bundle).route(INPUTS["spam"] + INPUTS["topic"] + INPUTS["mood"])
+    assert [r.selected[0] for r in routings] == ["spam"] * 3 + ["topic"] * 3 + ["mood"] * 3
+
+
+@pytest.mark.parametrize("kind", ["prototype", "nearest", "mlp"])
+def test_a_bundle_with_a_fitted_router_verifies(bundle, kind):
+    calibrate(bundle, INPUTS, kind=kind)
+    assert verify_bundle(bundle).ok
+
+
+def test_a_damaged_router_is_found(bundle):
+    calibrate(bundle, INPUTS)
+    path = bundle / "router.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert any("router.safetensors" in fault for fault in verify_bundle(bundle).damage)
+    with pytest.raises(InputError, match=r"(?s)damaged:.*router\.safetensors"):
+        massmerge.load(bundle)
+
+
+def test_any_fitted_router_can_be_chosen_when_loading(bundle):
+    for kind in ("prototype", "nearest"):
+        calibrate(bundle, INPUTS, kind=kind)
+    residuals = {
+        kind: massmerge.load(bundle, router=kind).route("win")[0].residuals
+        for kind in ("projection", "prototype", "nearest")
+    }
+    assert massmerge.load(bundle).route("win")[0].residuals == residuals["nearest"]
+    assert len({json.dumps(r) for r in residuals.values()}) == 3
+
+
+def test_the_recipe_can_choose_a_router_that_is_fitted_later(root, tmp_path):
+    bundle = with_options(text_bundle(root), tmp_path / "bundle", router={"kind": "nearest"})
+    with pytest.raises(InputError, match=r"the router nearest has not been fitted for A0\.mean, A1\.mean.*calibrate"):
+        massmerge.load(bundle)
+    calibrate(bundle, INPUTS, kind="nearest")
+    assert massmerge.load(bundle).predict("win")[0].task
+
+
+def test_a_router_that_was_not_fitted_is_refused_with_what_fits_it(bundle):
+    with pytest.raises(InputError, match=r"the router mlp has not been fitted.*`mass calibrate .*` fits it"):
+        massmerge.load(bundle, router="mlp")
+
+
+def test_a_router_that_does_not_exist_is_refused_with_those_there_are(bundle):
+    with pytest.raises(InputError, match=r"no router 'oracle'\. There are projection, nearest, prototype and mlp"):
+        massmerge.load(bundle, router="oracle")
+
+
+def test_fitting_again_replaces_the_router_of_that_kind_alone(bundle):
+    calibrate(bundle, INPUTS, kind="nearest")
+    calibrate(bundle, INPUTS, kind="prototype")
+    before = load_file(bundle / "router.safetensors")
+    calibrate(bundle, {task: texts[:1] for task, texts in INPUTS.items()}, kind="prototype")
+    after = load_file(bundle / "router.safetensors")
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert torch.equal(after[name], tensor) == name.startswith("nearest.")
+
+
+def test_the_same_inputs_give_the_same_bytes(bundle):
+    calibrate(bundle, INPUTS, kind="mlp")
+    first = (bundle / "router.safetensors").read_bytes()
+    calibrate(bundle, INPUTS, kind="mlp")
+    assert (bundle / "router.safetensors").read_bytes() == first
+
+
+def test_no_more_inputs_are_read_than_count(bundle):
+    taken = []
+
+    def many():
+        for text in INPUTS["spam"] * 100:
+            taken.append(text)
+            yield text
+
+    assert calibrate(bundle, {**INPUTS, "spam": many()}, count=5)["spam"] == 5
+    assert len(taken) == 5
+
+
+def test_a_fitted_router_knows_no_lift(bundle):
+    calibrate(bundle, INPUTS)
+    routing = massmerge.load(bundle).route("win")[0]
+    assert routing.lift is None
+    assert 0 <= routing.agreement <= 1
+
+
+def test_a_fitted_router_can_find_an_input_unknown_by_agreement(bundle):
+    calibrate(bundle, INPUTS)
+    model = massmerge.load(bundle)
+    agreement = model.route("gene law film")[0].agreement
+    assert model.predict("gene law film", unknown={"agreement": min(1.0, agreement + 0.01)})[0].task is None
+
+
+def test_image_tasks_are_calibrated_on_ready_images(root, tmp_path):
+    shutil.copytree(image_bundle(root), tmp_path / "bundle")
+    images = [row["pixel_values"] for row in rows_of(FAMILIES["vit"].make_inputs(4))]
+    calibrate(tmp_path / "bundle", {"a": images[:2], "b": images[2:]}, kind="nearest")
+    found = massmerge.load(tmp_path / "bundle").route(images)
+    assert [r.selected for r in found] == [["a"], ["a"], ["b"], ["b"]]
+
+
+# What is refused
+
+
+def test_a_task_without_inputs_is_refused_by_name(bundle):
+    with pytest.raises(InputError, match=r"no inputs for topic, mood\. Every task needs some"):
+        calibrate(bundle, {"spam": ["win"], "mood": []})
+
+
+def test_inputs_of_an_unknown_task_are_refused_with_those_there_are(bundle):
+    with pytest.raises(InputError, match=r"no task 'weather'\. There are spam, topic, mood"):
+        calibrate(bundle, {**INPUTS, "weather": ["rain"]})
+
+
+def test_an_input_that_cannot_be_read_is_refused_with_its_task(bundle):
+    with pytest.raises(InputError, match=r"inputs of mood: empty text"):
+        calibrate(bundle, {**INPUTS, "mood": ["good", ""]})
+
+
+def test_a_refused_calibration_changes_nothing(bundle):
+    before = {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()}
+    with pytest.raises(InputError):
+        calibrate(bundle, {"spam": ["win"]})
+    assert {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()} == before
+
+
+# The verb
+
+
+@pytest.fixture
+def files(tmp_path):
+    for task, texts in INPUTS.items():
+        (tmp_path / f"{task}.txt").write_text("\n".join(texts))
+    return [f"--inputs={task}={tmp_path / task}.txt" for task in INPUTS]
+
+
+def test_the_verb_fits_on_files_and_says_what_it_used(bundle, files):
+    done = run(bundle, *files, "--kind", "nearest")
+    assert done.exit_code == 0, done.output
+    assert "routes by nearest now, fitted on spam 3, topic 3, mood 3 inputs" in done.output
+    assert Bundle(bundle).router_kind == "nearest"
+
+
+def test_the_verb_speaks_json(bundle, files):
+    done = run(bundle, *files, "--json", "--count", "2")
+    assert json.loads(done.output) == {"kind": "prototype", "inputs": {"spam": 2, "topic": 2, "mood": 2}}
+
+
+def test_several_files_of_a_task_are_read_one_after_the_other(bundle, files, tmp_path):
+    (tmp_path / "more.txt").write_text("prize\nwin\n")
+    done = run(bundle, *files, f"--inputs=spam={tmp_path / 'more.txt'}", "--json")
+    assert json.loads(done.output)["inputs"]["spam"] == 5
+
+
+def test_tables_are_read_by_column(bundle, files, tmp_path):
+    (tmp_path / "spam.csv").write_text("text\nwin\nfree prize\n")
+    done = run(bundle, f"--inputs=spam={tmp_path / 'spam.csv'}", *files[1:], "--column", "text", "--json")
+    assert json.loads(done.output)["inputs"]["spam"] == 2
+
+
+def test_a_missing_task_is_an_error_of_the_call(bundle, files):
+    done = run(bundle, *files[:2])
+    assert done.exit_code == 2
+    assert "no inputs for mood" in done.output
+
+
+def test_a_missing_file_is_an_error_of_the_call(bundle, files, tmp_path):
+    done = run(bundle, *files[:2], f"--inputs=mood={tmp_path / 'gone.txt'}")
+    assert done.exit_code == 2
+    assert "gone.txt: no such file" in done.output
+
+
+def test_inputs_without_a_task_are_an_error_of_the_call(bundle):
+    done = run(bundle, "--inputs=spam.txt")
+    assert done.exit_code == 2
+    assert "write --inputs task=path" in done.output
+
+
+def test_another_family_is_calibrated_at_its_own_sites(root, tmp_path):
+    shutil.copytree(family_bundle(root, "gpt2"), tmp_path / "bundle")
+    rows = rows_of(FAMILIES["gpt2"].make_inputs(3))
+    calibrate(tmp_path / "bundle", dict(zip("abc", ([row] for row in rows), strict=True)), kind="nearest")
+    assert [r.selected for r in massmerge.load(tmp_path / "bundle").route(rows)] == [["a"], ["b"], ["c"]]

@@ -1,0 +1,128 @@
+"""The routers that are fitted on a few inputs of each task: activations in, scores out; less is better."""
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from massmerge.routing import select, weigh
+from massmerge.routing.mlp import MlpRouter, fit_mlp
+from massmerge.routing.nearest import NearestRouter
+from massmerge.routing.prototype import PrototypeRouter, fit_prototypes
+
+D, TASKS = 12, 3
+OWNERS = torch.arange(30) % TASKS
+
+
+def cloud(seed=0, spread=0.3):
+    """Activations around a centre for each task, on top of what all tasks share."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(TASKS, D, generator=torch.Generator().manual_seed(99))
+    return centres[OWNERS] + 2.0 + spread * torch.randn(30, D, generator=generator)
+
+
+def router_of(kind, z=None):
+    z = cloud() if z is None else z
+    if kind == "nearest":
+        return NearestRouter(z, OWNERS, TASKS)
+    if kind == "prototype":
+        return PrototypeRouter(fit_prototypes(z, OWNERS, TASKS))
+    return MlpRouter(fit_mlp(z, OWNERS, TASKS))
+
+
+KINDS = ["nearest", "prototype", "mlp"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_activations_that_were_not_seen_find_their_task(kind):
+    assert torch.equal(router_of(kind)(cloud(1)).argmin(1), OWNERS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_have_a_row_an_input_and_a_column_a_task(kind):
+    assert router_of(kind)(cloud(1)).shape == (30, TASKS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_length_of_an_activation_does_not_matter(kind):
+    router = router_of(kind)
+    assert torch.allclose(router(cloud(1) * 50), router(cloud(1)), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_activation_of_zeros_gives_no_nan(kind):
+    assert bool(torch.isfinite(router_of(kind)(torch.zeros(2, D))).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_support_set_of_zeros_gives_no_nan(kind):
+    assert bool(torch.isfinite(router_of(kind, torch.zeros(30, D))(cloud(1))).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_inputs_fit_the_same_router(kind):
+    torch.manual_seed(1)
+    first = router_of(kind)(cloud(1))
+    torch.manual_seed(2)
+    assert torch.equal(router_of(kind)(cloud(1)), first)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_selection_takes_the_scores_of_every_router(kind):
+    chosen = select(weigh(router_of(kind)(cloud(1))), 0.2, 1)
+    assert [tasks[0] for tasks in chosen] == OWNERS.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_single_task_is_scored(kind):
+    z, owners = cloud()[:4], torch.zeros(4, dtype=torch.long)
+    routers = {
+        "nearest": lambda: NearestRouter(z, owners, 1),
+        "prototype": lambda: PrototypeRouter(fit_prototypes(z, owners, 1)),
+        "mlp": lambda: MlpRouter(fit_mlp(z, owners, 1, steps=3)),
+    }
+    found = routers[kind]()(z)
+    assert found.shape == (4, 1)
+    assert bool(torch.isfinite(found).all())
+
+
+def test_nearest_is_the_cosine_distance_to_the_nearest_activation_of_each_task():
+    support, z = cloud(), cloud(1)
+    found = NearestRouter(support, OWNERS, TASKS)(z)
+    for i, row in enumerate(z):
+        for task in range(TASKS):
+            cosines = [torch.cosine_similarity(row, s, dim=0) for s in support[task::TASKS]]
+            assert abs(float(found[i, task]) - (1 - float(max(cosines)))) < 1e-5
+
+
+def test_a_prototype_is_the_mean_of_the_normalised_activations_of_its_task():
+    z = cloud()
+    found = fit_prototypes(z, OWNERS, TASKS)
+    for task in range(TASKS):
+        assert torch.allclose(found[task], normalize(z[task::TASKS], dim=1).mean(0), atol=1e-6)
+
+
+def test_prototypes_are_compared_without_what_all_tasks_share():
+    router = PrototypeRouter(fit_prototypes(cloud(), OWNERS, TASKS))
+    plain = fit_prototypes(cloud(), OWNERS, TASKS)
+    centred = plain - plain.mean(0)
+    z = normalize(cloud(1), dim=1)
+    expected = 1 - torch.stack([torch.cosine_similarity(z - plain.mean(0), c[None]) for c in centred], 1)
+    assert torch.allclose(router(cloud(1)), expected, atol=1e-5)
+
+
+def test_the_network_has_the_paper_s_two_layers_of_1024():
+    shapes = {name: tuple(t.shape) for name, t in fit_mlp(cloud(), OWNERS, TASKS, steps=1).items()}
+    assert shapes == {"0.weight": (1024, D), "0.bias": (1024,), "3.weight": (TASKS, 1024), "3.bias": (TASKS,)}
+
+
+def test_the_network_drops_nothing_out_when_it_routes():
+    router = router_of("mlp")
+    assert torch.equal(router(cloud(1)), router(cloud(1)))
+
+
+def test_training_the_network_leaves_the_random_numbers_of_the_caller_alone():
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    fit_mlp(cloud(), OWNERS, TASKS, steps=2)
+    assert torch.equal(torch.rand(3), expected)
