@@ -121,6 +121,11 @@ def _similarity(bundle: Bundle) -> Tensor:
     return torch.where(product > 0, inner / product.clamp_min(1e-300), 0.0)
 
 
+def cosine_text(value: float) -> str:
+    """A cosine with two digits, without the sign of a zero."""
+    return f"{value:.2f}".replace("-0.00", "0.00")
+
+
 def plot_inspection(report: Inspection, path: str | Path) -> None:
     """Draw kept energy by task and block, and the similarity of the tasks.
 
@@ -155,7 +160,7 @@ def plot_inspection(report: Inspection, path: str | Path) -> None:
     figure.colorbar(shown, ax=left, label="% of the delta", pad=0.01)
     limit = max(0.5, float(similarity.nan_to_num().abs().max()))
     shown = right.imshow(similarity, vmin=-limit, vmax=limit, cmap="RdBu_r", aspect="auto")
-    _label_cells(right, similarity, lambda v: f"{v:.2f}", lambda v: "white" if abs(v) > 0.7 * limit else "black")
+    _label_cells(right, similarity, cosine_text, lambda v: "white" if abs(v) > 0.7 * limit else "black")
     right.set_facecolor("0.85")
     right.set_xticks(range(len(names)), names, rotation=90)
     right.set_yticks(range(len(names)), names)

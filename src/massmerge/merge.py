@@ -115,11 +115,7 @@ def merge(
         with work.opened():
             refuse_target(target, fingerprint, overwrite=overwrite)  # another merge may have published meanwhile
             _Run(prepared, work, progress).run(workers)
-            equal = _equal_experts(prepared, work)
-            if equal and strict:
-                raise problems_error(equal)
-            for problem in equal:
-                progress.warning(problem)
+            _tell_equal_experts(prepared, work, progress, strict=strict)
             progress.phase("writing …")
             assemble = assemble_bundle if recipe.merge.method == "mass" else assemble_checkpoint
             assemble(prepared, work, fingerprint)
@@ -300,6 +296,14 @@ def _refuse_full_disk(target: Path, prepared: Prepared) -> None:
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise MassError(f"{existing}: the merge needs {needed:,} bytes, the disk has {free:,} left. Free some space.")
+
+
+def _tell_equal_experts(prepared: Prepared, work: WorkFolder, progress: Progress, *, strict: bool) -> None:
+    equal = _equal_experts(prepared, work)
+    if equal and strict:
+        raise problems_error(equal)
+    for problem in equal:
+        progress.warning(problem)
 
 
 def _equal_experts(prepared: Prepared, work: WorkFolder) -> list[Problem]:

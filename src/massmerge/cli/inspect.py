@@ -8,7 +8,7 @@ import click
 
 from massmerge.bundle import Bundle
 from massmerge.cli.common import print_json, size, table, verb
-from massmerge.inspection import Inspection, inspect_bundle, plot_inspection
+from massmerge.inspection import Inspection, cosine_text, inspect_bundle, plot_inspection
 
 
 @click.command()
@@ -72,10 +72,7 @@ def describe(report: Inspection) -> str:
         "similarity of the tasks (cosine of their deltas)\n"
         + table(
             ["", *names],
-            [
-                [n, *(f"{v + 0.0:.2f}".replace("-0.00", "0.00") for v in row)]
-                for n, row in zip(names, report.similarity, strict=True)
-            ],
+            [[n, *map(cosine_text, row)] for n, row in zip(names, report.similarity, strict=True)],
         ),
     ]
     for task in report.tasks:
