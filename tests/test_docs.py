@@ -1,0 +1,370 @@
+"""Docs run: examples are executed, shown outputs are compared, and nothing of the surface goes unnamed.
+
+The convention, for README.md, docs/ and examples/:
+- every block fenced as `bash` or `python` is run, unless the word `norun` follows; `exit=2` says which exit code is meant;
+- a block fenced as `text output` is what the block before it prints: numbers may differ in the last digit or two, `…` stands
+  for anything, a line that is only `…` for any lines;
+- a page that makes the example by `mass demo --folder` starts in an empty folder, any other page inside the example.
+"""
+
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from click import Group
+from click.testing import CliRunner
+from pydantic import BaseModel
+
+import massmerge
+from massmerge.cli.main import main
+from massmerge.demo import make_example
+from massmerge.recipe import Recipe
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+TEXT_EXAMPLES = ROOT / "examples" / "text"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((ROOT / "examples").rglob("README.md"))]
+ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+AWAITED = DOCS / "performance.md"  # written with the benchmarks that it reports
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, the words after it, and its text."""
+
+    language: str
+    words: list[str]
+    text: str
+    line: int
+
+    @property
+    def runs(self) -> bool:
+        return self.language in ("bash", "python") and "norun" not in self.words
+
+    @property
+    def exit_code(self) -> int:
+        return next((int(w.removeprefix("exit=")) for w in self.words if w.startswith("exit=")), 0)
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(found[1], found[2].split(), found[3], text[: found.start()].count("\n") + 1)
+        for found in re.finditer(r"^```(\w+)([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    ]
+
+
+def pages_that_run() -> list[Path]:
+    return [page for page in PAGES if any(block.runs for block in blocks(page))]
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+# What runs the examples
+
+
+def run_mass(arguments: str, given: str | None = None) -> tuple[int, str]:
+    """The command in this process: importing the libraries anew would take longer than all examples."""
+    result = CliRunner().invoke(main, shlex.split(arguments, comments=True), input=given)
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def run_line(line: str) -> tuple[int, str]:
+    """One line of a shell block; only what is no `mass` needs a shell."""
+    if line.startswith("cd "):
+        os.chdir(line.removeprefix("cd ").strip())
+        return 0, ""
+    if line.startswith("mass "):
+        return run_mass(line.removeprefix("mass "))
+    if line.startswith("python "):
+        return 0, run_python(Block("python", [], Path(line.removeprefix("python ")).read_text(encoding="utf-8"), 1), {})
+    before, pipe, after = line.partition("| mass ")
+    done = subprocess.run(["bash", "-c", before], capture_output=True, text=True, timeout=20)
+    if pipe and done.returncode == 0:
+        return run_mass(after, done.stdout)
+    return done.returncode, done.stdout + done.stderr
+
+
+def run_bash(block: Block) -> str:
+    printed = ""
+    lines = [line for line in block.text.replace("\\\n", " ").splitlines() if line.strip() and line[0] != "#"]
+    for line in lines:
+        code, output = run_line(line)
+        assert code == block.exit_code or (code == 0 and line is not lines[-1]), f"{line}: exit code {code}\n{output}"
+        printed += output
+    return printed
+
+
+def run_python(block: Block, names: dict) -> str:
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        exec(compile(block.text, f"line {block.line}", "exec"), names)
+    return printed.getvalue()
+
+
+# How outputs are compared
+
+
+def same_line(shown: str, printed: str) -> bool:
+    """Whether a line is as shown, its numbers to the last digit or two."""
+    pattern = ".*".join(NUMBER.sub("\0", re.sub(r"\s+", " ", part)) for part in re.split("…", shown.rstrip()))
+    pattern = "(.*)".join(map(re.escape, pattern.split(".*"))).replace(re.escape("\0"), f"({NUMBER.pattern})")
+    found = re.fullmatch(pattern, re.sub(r"\s+", " ", printed.rstrip()))
+    if not found:
+        return False
+    numbers = [g for g in found.groups() if NUMBER.fullmatch(g)] if "…" not in shown else []
+    return all(close(a, b) for a, b in zip(NUMBER.findall(shown), numbers, strict=False))
+
+
+def close(shown: str, printed: str) -> bool:
+    if re.fullmatch(r"-?\d+", shown):
+        return shown == printed
+    digits = 10.0 ** -len(shown.partition(".")[2].partition("e")[0])
+    return abs(float(shown) - float(printed)) <= max(
+        5 * digits * abs(float(shown)) if "e" in shown else 3 * digits, 1e-12
+    )
+
+
+def same_output(shown: str, printed: str) -> bool:
+    """Whether the lines are as shown; a line that is only `…` stands for any number of them."""
+    wanted = [line for line in shown.splitlines() if line.strip()]
+    got = [line for line in printed.splitlines() if line.strip()]
+    position = 0
+    skipping = False
+    for line in wanted:
+        if line.strip() == "…":
+            skipping = True
+            continue
+        while skipping and position < len(got) and not same_line(line, got[position]):
+            position += 1
+        if position >= len(got) or not same_line(line, got[position]):
+            return False
+        position, skipping = position + 1, False
+    return skipping or position == len(got)
+
+
+def test_outputs_are_compared_by_digits_and_gaps():
+    assert same_output("a  0.574\n…\nend", "a 0.573\nb\nc\nend\n")
+    assert not same_output("a 0.574", "a 0.474")
+    assert not same_output("3 tasks", "4 tasks")
+    assert not same_output("a", "a\nb")
+    assert same_output("time: … ms", "time: 3.1 ms")
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory) -> Path:
+    """The tiny example with its bundle, made once."""
+    folder = tmp_path_factory.mktemp("docs") / "example"
+    massmerge.merge(make_example(folder), folder / "out")
+    return folder
+
+
+@pytest.fixture
+def place(example, tmp_path, monkeypatch):
+    """A copy of the example in the current folder's place."""
+    shutil.copytree(example, tmp_path / "example")
+    monkeypatch.chdir(tmp_path / "example")
+    monkeypatch.setenv("COLUMNS", "100")
+    return tmp_path / "example"
+
+
+@pytest.mark.parametrize("page", pages_that_run(), ids=name_of)
+def test_every_example_runs_and_prints_what_is_shown(page, example, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    if page.parent == TEXT_EXAMPLES:
+        shutil.copytree(TEXT_EXAMPLES, tmp_path / "start", ignore=shutil.ignore_patterns("example", "out*"))
+    elif "mass demo --folder" in page.read_text(encoding="utf-8"):
+        (tmp_path / "start").mkdir()
+    else:
+        shutil.copytree(example, tmp_path / "start")
+    monkeypatch.chdir(tmp_path / "start")
+    names: dict = {"__name__": "example"}
+    printed = ""
+    for block in blocks(page):
+        if block.runs:
+            printed = run_bash(block) if block.language == "bash" else run_python(block, names)
+        elif "output" in block.words:
+            assert same_output(block.text, printed), f"{page.name}:{block.line} shows\n{block.text}\nprinted\n{printed}"
+
+
+# Nothing of the surface goes unnamed
+
+
+def verbs() -> dict:
+    assert isinstance(main, Group)
+    return main.commands
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_every_verb_has_a_page_that_names_each_of_its_options(verb):
+    text = (DOCS / f"{verb}.md").read_text(encoding="utf-8")
+    options = [option for parameter in verbs()[verb].params for option in parameter.opts if option.startswith("-")]
+    assert [option for option in options if f"`{option}" not in text and f", {option}" not in text] == []
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_every_verb_page_has_the_same_parts(verb):
+    text = (DOCS / f"{verb}.md").read_text(encoding="utf-8")
+    for title in ("Synopsis", "Options", "Example", "Exit codes", "Common errors"):
+        assert f"\n## {title}\n" in text
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_every_message_among_the_common_errors_is_one_of_the_codes(verb):
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    sources = re.sub(r'"\s*\n\s*f?"', "", sources) + os.strerror(13)
+    section = (DOCS / f"{verb}.md").read_text(encoding="utf-8").partition("## Common errors")[2]
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| ")]
+    messages = [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
+    assert messages
+    for message in messages:
+        # Between the names and numbers of one case stands what the code says in every case.
+        fixed = max(re.split(r"…|'[^']*'|\b[\d,]+\b|\bprototype\b|\btsv_m\b|topic, mood", message), key=len).strip()
+        assert fixed in sources, message
+
+
+def recipe_keys(part: type[BaseModel], path: str = "") -> list[str]:
+    """Every key of a recipe with the keys above it, such as `router.top_k`."""
+    keys = []
+    for name, field in part.model_fields.items():
+        keys.append(f"{path}{name}")
+        for inner in _models_in(field.annotation):
+            keys += recipe_keys(inner, f"{path}{name}.")
+    return keys
+
+
+def _models_in(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]
+
+
+def test_every_recipe_key_stands_on_its_page():
+    text = (DOCS / "recipe.md").read_text(encoding="utf-8")
+    keys = recipe_keys(Recipe)
+    assert "router.top_k" in keys and "tasks.head.normalize" in keys
+    assert [key for key in keys if f"`{key}`" not in text] == []
+
+
+def test_every_recipe_on_its_page_is_one():
+    for block in blocks(DOCS / "recipe.md"):
+        if block.language == "yaml" and "part" not in block.words:
+            Recipe.parse(block.text)
+
+
+def test_the_defaults_on_the_recipe_page_are_the_defaults():
+    shown = next(block for block in blocks(DOCS / "recipe.md") if "defaults" in block.words)
+    least = Recipe.parse("base: base\ntasks: [{name: spam, expert: spam}, {name: topic, expert: topic}]")
+    assert Recipe.parse(shown.text) == least
+
+
+def test_every_public_name_stands_on_the_python_page():
+    text = (DOCS / "python.md").read_text(encoding="utf-8")
+    assert [name for name in massmerge.__all__ if not re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", text)] == []
+
+
+def test_every_public_member_of_a_model_and_its_answers_stands_on_the_python_page():
+    text = (DOCS / "python.md").read_text(encoding="utf-8")
+    for kind in (massmerge.Model, massmerge.Prediction, massmerge.Routing, massmerge.Answer):
+        names = {*vars(kind), *getattr(kind, "__dataclass_fields__", ())}
+        assert [name for name in sorted(names) if not name.startswith("_") and f"`{name}" not in text] == []
+
+
+def test_every_module_stands_on_the_architecture_page():
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    source = ROOT / "src" / "massmerge"
+    modules = [p.relative_to(source).as_posix() for p in source.rglob("*.py") if p.name != "__init__.py"]
+    assert [name for name in sorted(modules) if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=name_of)
+def test_every_relative_link_leads_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        target, _, heading = link.partition("#")
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path = (page.parent / target).resolve() if target else page
+        outside = page.parent == DOCS and path.parent != DOCS  # the site holds docs/ only
+        if outside or not (path.exists() or path == AWAITED) or (heading and heading not in headings(path)):
+            broken.append(link)
+    assert broken == []
+
+
+def headings(page: Path) -> set[str]:
+    """Anchors of a page, as Markdown readers make them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_the_site_lists_every_page_once():
+    pages = list(_strings(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    assert sorted(pages) == sorted({page.name for page in DOCS.glob("*.md")} | {AWAITED.name})
+
+
+def _strings(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value
+    return [text for part in inner for text in _strings(part)]
+
+
+# The recipes in examples/
+
+
+@pytest.fixture
+def text_examples(place, monkeypatch) -> Path:
+    """The folder of examples with the example that its README makes."""
+    folder = place.parent / "text"
+    shutil.copytree(TEXT_EXAMPLES, folder, ignore=shutil.ignore_patterns("example", "out*"))
+    place.rename(folder / "example")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_full_experts_and_an_adapter_answer_from_one_bundle(text_examples):
+    massmerge.merge("full_and_adapter.yaml", "out")
+    assert {p.task for p in massmerge.load("out").predict("call now", task="mood")} == {"mood"}
+    assert [t.form for t in massmerge.Bundle("out").tasks] == ["full", "full", "adapter"]
+
+
+def test_a_linear_head_file_answers_as_the_head_that_it_was_taken_from(text_examples):
+    exec((text_examples / "make_head.py").read_text(encoding="utf-8"), {"__name__": "__main__"})
+    massmerge.merge("linear_head.yaml", "out")
+    expert = massmerge.load("example/out").predict("call now", task="spam")[0]
+    linear = massmerge.load("out").predict("call now", task="spam")[0]
+    assert (linear.label, linear.logit) == (expert.label, pytest.approx(expert.logit, abs=5e-3))
+
+
+def test_the_papers_setting_runs(text_examples):
+    massmerge.merge("paper.yaml", "out")
+    model = massmerge.load("out")
+    assert model.voters == ["M3.cls"]
+    assert (text_examples / "out" / "fixed.safetensors").is_file()
+    assert len(model.predict(["call now", "vote on the law"])) == 2
+
+
+def test_a_static_merge_loads_with_transformers(text_examples):
+    from transformers import AutoModel
+
+    massmerge.merge("tsv_m.yaml", "out")
+    assert type(AutoModel.from_pretrained("out")).__name__ == "BertModel"
+
+
+def test_every_recipe_in_examples_has_a_test():
+    tested = {"full_and_adapter.yaml", "linear_head.yaml", "paper.yaml", "tsv_m.yaml"}
+    assert {path.name for path in (ROOT / "examples").rglob("*.yaml") if "example/" not in path.as_posix()} == tested
