@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import struct
+import warnings
+import zlib
 
 import numpy as np
 import pytest
@@ -238,8 +240,6 @@ def test_an_image_of_50000_by_50000_pixels_is_an_error_of_its_row(image, here):
     picture(here / "a.png")
     data = bytearray((here / "a.png").read_bytes())
     data[16:24] = struct.pack(">II", 50_000, 50_000)
-    import zlib
-
     data[29:33] = struct.pack(">I", zlib.crc32(bytes(data[12:29])))
     (here / "huge.png").write_bytes(bytes(data))
     found = rows(image, "a.png", "huge.png", code=1)
@@ -255,6 +255,14 @@ def test_no_input_at_all_is_said(text):
 
 def test_a_call_without_inputs_is_wrong(text):
     assert run(text).exit_code == 2
+
+
+def test_a_truncated_text_is_answered_with_a_warning_of_one_line(text, monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # the command sets its own
+    with pytest.warns(UserWarning, match="truncated") as said:
+        assert rows(text, "win " * 900)[0]["task"]
+    shown = warnings.formatwarning(said[0].message, said[0].category, said[0].filename, said[0].lineno)
+    assert shown == "warning: text of more than 512 tokens was truncated (said once)\n"
 
 
 # Options

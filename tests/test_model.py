@@ -476,6 +476,16 @@ def test_the_recipe_can_say_when_an_input_is_unknown(root, tmp_path):
     assert model.predict(bert_rows(1), unknown={})[0].task is not None
 
 
+def test_the_lift_of_a_batch_that_is_routed_as_one_is_the_mean_over_the_inputs_that_decide(root, bert):
+    rows = bert_rows(3)
+    found = bert.predict(rows, route="batch")[0].routing
+    name = "encoder.layer.0.intermediate.dense.weight"
+    v = torch.linalg.svd(_delta(family_bundle(root, "bert"), found.selected[0], name))[2][:8]
+    z = bert.activations(rows)[0].double()
+    shares = (z @ v.mT).square().sum(1) / z.square().sum(1)
+    assert abs(found.lift - float(shares.mean()) / (8 / 32)) < 1e-4
+
+
 def test_a_batch_that_is_routed_as_one_can_be_unknown(bert):
     assert [p.task for p in bert.predict(bert_rows(3), route="batch", unknown={"lift": 1e6})] == [None] * 3
 

@@ -238,7 +238,6 @@ class Model:
         scores = [router(z)[:, allowed] for router, z in zip(self._runtime.routers, activations, strict=True)]
         if shared:
             scores = [s.mean(0, keepdim=True) for s in scores]
-            activations = [z[:1] for z in activations]
         residuals = vote(scores)
         weights = weigh(residuals, standardized=options.standardize, temperature=options.temperature)
         chosen = select(weights, options.threshold, self._runtime.top_k)
@@ -266,14 +265,16 @@ class Model:
         routers = self._runtime.routers
         if not all(isinstance(router, ProjectionRouter) for router in routers):
             return None
-        total = torch.zeros(len(best))
-        index = torch.tensor([allowed[b] for b in best])
+        count = activations[0].shape[0]
+        total = torch.zeros(count)
+        index = torch.tensor([allowed[b] for b in best]).expand(count)  # one decision may stand for several inputs
         for router, z in zip(routers, activations, strict=True):
             assert isinstance(router, ProjectionRouter)
             chance = torch.tensor(router.ranks, dtype=z.dtype)[index] / z.shape[1]
             share = router.captured(z).gather(1, index[:, None])[:, 0] / z.square().sum(1).clamp_min(1e-30)
             total += share / chance.clamp_min(1e-12)
-        return (total / len(routers)).tolist()
+        lifts: list[float] = (total / len(routers)).reshape(len(best), -1).mean(1).tolist()
+        return lifts
 
     def _second_pass(self, batch: dict[str, Tensor], routings: list[Routing]) -> tuple[Any, Tensor]:
         """The backbone's output for the inputs sorted by selected set, and the order they were sorted to."""

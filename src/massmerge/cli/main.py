@@ -27,6 +27,7 @@ def main() -> None:
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.filterwarnings("ignore", module="transformers")
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # people have no use for our source line
     from transformers.utils import logging
 
     logging.set_verbosity_error()
