@@ -226,3 +226,9 @@ def test_a_large_table_is_not_read_at_once(here):
     rows = read_inputs(["t.csv"], image=False, column="text")
     assert next(rows).item == "row 0"
     rows.close()
+
+
+@pytest.mark.parametrize("argument", ["", "   "])
+def test_an_empty_argument_is_an_empty_text_and_not_the_current_folder(argument):
+    (row,) = read_inputs([argument], image=False)
+    assert "empty text" in str(row.item)

@@ -10,8 +10,10 @@ from pathlib import Path
 import torch
 
 import massmerge
+from massmerge.base_model import base_sha256
 from massmerge.bundle import BASE_WEIGHTS, FIXED, STATISTICS, write_manifest
 from massmerge.card import bundle_card, checkpoint_card
+from massmerge.checkpoints import Source
 from massmerge.deltas import finite
 from massmerge.errors import InputError
 from massmerge.heads import write_head
@@ -55,6 +57,8 @@ def assemble_bundle(prepared: Prepared, work: WorkFolder, fingerprint: str) -> N
         {"name": t.name, "source": t.source, "revision": t.revision, "form": t.form, "head": t.head} for t in plan.tasks
     ]
     base = {"class": plan.base_class, "source": plan.base, "revision": plan.base_revision, "bytes": plan.sizes.base}
+    if recipe.merge.base == "by_reference":
+        base |= {"location": _location(prepared.base.source), "sha256": base_sha256(prepared.base)}
     write_manifest(out, {**_common(prepared, fingerprint), "base": base, "tasks": tasks, "ranks": ranks})
 
 
@@ -70,6 +74,11 @@ def assemble_checkpoint(prepared: Prepared, work: WorkFolder, fingerprint: str) 
     (out / "mass_recipe.yaml").write_text(prepared.recipe.dump(), encoding="utf-8")
     (out / "README.md").write_text(checkpoint_card(prepared), encoding="utf-8")
     write_manifest(out, _common(prepared, fingerprint))
+
+
+def _location(source: Source) -> str:
+    """Where a base that is not copied will be found again: its path, or the hub's repository at its commit."""
+    return f"{source.text.partition('@')[0]}@{source.revision}" if source.revision else str(source.path)
 
 
 def _common(prepared: Prepared, fingerprint: str) -> dict[str, object]:

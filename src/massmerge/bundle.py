@@ -24,6 +24,7 @@ FIXED = "fixed.safetensors"
 ROUTER = "router.safetensors"
 BASE_WEIGHTS = "base/model.safetensors"
 _CHUNK = 1 << 20
+_LOADED = ("base", "processor", "tasks")
 
 
 def file_sha256(path: Path) -> str:
@@ -117,7 +118,10 @@ def find_damage(
             faults.append(f"{name}: {path.stat().st_size} bytes, should be {entry['bytes']}")
         elif file_sha256(path) != entry["sha256"]:
             faults.append(f"{name}: its bytes have changed (SHA-256 differs)")
-    return faults
+    # Libraries that load a tokenizer or a model read whatever lies in its folder.
+    loaded = (p for part in _LOADED for p in sorted((folder / part).rglob("*")) if p.is_file())
+    names = (path.relative_to(folder).as_posix() for path in loaded)
+    return faults + [f"{name}: not in the manifest; remove it" for name in names if name not in manifest["files"]]
 
 
 @dataclass(frozen=True)

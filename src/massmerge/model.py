@@ -29,19 +29,27 @@ from massmerge.trees import take_rows
 _BATCH_PROBES = 4  # inputs that decide for a whole batch of one task
 
 
-def load(path: str | Path, *, router: str | None = None, cache: str | int = 0, check: bool = True) -> Model:
+def load(
+    path: str | Path,
+    *,
+    router: str | None = None,
+    device: str = "auto",
+    cache: str | int = 0,
+    check: bool = True,
+) -> Model:
     """Load a bundle.
 
     Args:
         path: the bundle's folder.
         router: `projection`, or one that `mass calibrate` has fitted; the bundle's own choice by default.
+        device: where to run, such as `cpu` or `cuda`; a GPU if there is one by default.
         cache: bytes (or `"512MB"`) for dense weights of sets that are used again and again; none by default.
         check: whether every file's checksum is compared with the manifest's first.
 
     Raises:
         InputError: not a bundle, or damaged.
     """
-    return Model(load_runtime(Path(path), router=router, cache=cache, check=check))
+    return Model(load_runtime(Path(path), router=router, device=device, cache=cache, check=check))
 
 
 class Model:
@@ -140,7 +148,7 @@ class Model:
         allowed = self._allowed(task)
         routings: list[Routing] = []
         for rows in self._batches(_several(inputs), batch_size, "raise"):
-            batch = self._runtime.reader.batch(rows)
+            batch = self._runtime.batch(rows)
             routings += self._routings(self._runtime.first_pass(batch), allowed, self._runtime.recipe.unknown)
         return routings
 
@@ -149,16 +157,16 @@ class Model:
         allowed = self._allowed(task)
         found = []
         for rows in self._batches(_several(inputs), batch_size, "raise"):
-            batch = self._runtime.reader.batch(rows)
+            batch = self._runtime.batch(rows)
             routings = self._routings_of(batch, allowed, "input", Unknown())[0]
             output, order = self._second_pass(batch, routings)
-            found.append(features(output, _reordered(batch, order))[torch.argsort(order)])
+            found.append(features(output, _reordered(batch, order))[torch.argsort(order)].cpu())
         return torch.cat(found) if found else torch.empty(0)
 
     def activations(self, inputs: Any, *, batch_size: int = 32) -> list[Tensor]:
         """What the voters see: for each voter the activations (inputs, width) of the first pass."""
         found = [
-            self._runtime.first_pass(self._runtime.reader.batch(rows))
+            self._runtime.first_pass(self._runtime.batch(rows))
             for rows in self._batches(_several(inputs), batch_size, "raise")
         ]
         return [torch.cat(parts) for parts in zip(*found, strict=True)]
@@ -193,7 +201,7 @@ class Model:
             yield rows
 
     def _answer(self, rows: list[Any], allowed: list[int], route: str, top: int, unknown: Unknown) -> list[Prediction]:
-        batch = self._runtime.reader.batch(rows)
+        batch = self._runtime.batch(rows)
         routings, timings = self._routings_of(batch, allowed, route, unknown)
         known = [i for i, routing in enumerate(routings) if routing.selected]
         predictions = [Prediction(None, routing=routing) for routing in routings]
@@ -235,14 +243,15 @@ class Model:
         self, activations: list[Tensor], allowed: list[int], unknown: Unknown, *, shared: bool = False
     ) -> list[Routing]:
         options = self._runtime.recipe.router
-        scores = [router(z)[:, allowed] for router, z in zip(self._runtime.routers, activations, strict=True)]
+        everything = [router(z) for router, z in zip(self._runtime.routers, activations, strict=True)]
+        scores = [s[:, allowed] for s in everything]
         if shared:
             scores = [s.mean(0, keepdim=True) for s in scores]
         residuals = vote(scores)
         weights = weigh(residuals, standardized=options.standardize, temperature=options.temperature)
         chosen = select(weights, options.threshold, self._runtime.top_k)
         names = [self.tasks[t] for t in allowed]
-        lifts = self._lifts(activations, allowed, [c[0] for c in chosen])
+        lifts = self._lifts(activations, everything, [allowed[c[0]] for c in chosen])
         agreements = _agreements(scores, [c[0] for c in chosen])
         site = " ".join(self.voters)
         routings = []
@@ -260,20 +269,19 @@ class Model:
             )
         return routings
 
-    def _lifts(self, activations: list[Tensor], allowed: list[int], best: list[int]) -> list[float] | None:
+    def _lifts(self, activations: list[Tensor], scores: list[Tensor], best: list[int]) -> list[float] | None:
         """How much more of each activation its best task holds than chance, the mean over voters."""
         routers = self._runtime.routers
         if not all(isinstance(router, ProjectionRouter) for router in routers):
             return None
-        count = activations[0].shape[0]
-        total = torch.zeros(count)
-        index = torch.tensor([allowed[b] for b in best]).expand(count)  # one decision may stand for several inputs
-        for router, z in zip(routers, activations, strict=True):
-            assert isinstance(router, ProjectionRouter)
-            chance = torch.tensor(router.ranks, dtype=z.dtype)[index] / z.shape[1]
-            share = router.captured(z).gather(1, index[:, None])[:, 0] / z.square().sum(1).clamp_min(1e-30)
-            total += share / chance.clamp_min(1e-12)
-        lifts: list[float] = (total / len(routers)).reshape(len(best), -1).mean(1).tolist()
+        found = [
+            r.lift(z, s)
+            for r, z, s in zip(routers, activations, scores, strict=True)
+            if isinstance(r, ProjectionRouter)
+        ]
+        together = torch.stack(found).mean(0)
+        index = torch.tensor(best).expand(len(together))  # one decision may stand for several inputs
+        lifts: list[float] = together.gather(1, index[:, None]).reshape(len(best), -1).mean(1).tolist()
         return lifts
 
     def _second_pass(self, batch: dict[str, Tensor], routings: list[Routing]) -> tuple[Any, Tensor]:
@@ -318,7 +326,7 @@ class Model:
             if not rows:
                 continue
             index = torch.tensor(rows)
-            values = head(take_rows(output, index, count), {k: v[index] for k, v in inputs.items()})
+            values = head(take_rows(output, index, count), {k: v[index] for k, v in inputs.items()}).cpu()
             for position, row in zip(rows, values, strict=True):
                 logits[int(order[position])][task] = row
         predictions = []

@@ -27,6 +27,7 @@ from massmerge.heads import HeadSource, find_head
 from massmerge.plan import Plan, Sizes, TaskPlan, TensorPlan, merge_seconds, peak_memory
 from massmerge.ranks import MatrixSize, core_bytes, factor_bytes, ranks_by_budget, ranks_by_rule
 from massmerge.recipe import Recipe
+from massmerge.routing.sites import choose_sites, find_sites
 from massmerge.tensorfile import TensorInfo, header_bytes
 
 _T = TypeVar("_T")
@@ -103,6 +104,7 @@ def prepare(recipe: Recipe, folder: Path, *, download: bool, workers: int = 2) -
             heads[task.name] = head
     processor = attempt("processor", lambda: _processor_files(recipe, folder, base.source, download=download)) or {}
     problems += _label_problems(recipe, heads)
+    attempt("router.site", partial(_check_sites, recipe, base))
     prepared = Prepared(recipe, folder, base, experts, heads, processor)
     prepared.plan = _plan(prepared, problems, workers)
     return prepared
@@ -126,6 +128,17 @@ def _processor_files(recipe: Recipe, folder: Path, base: Source, *, download: bo
     if recipe.processor is not None and not files:
         raise InputError(f"{recipe.processor}: no tokenizer or image processor in it.")
     return files
+
+
+def _check_sites(recipe: Recipe, base: Base) -> None:
+    """Refuse a site that the base does not have. Found by a forward pass of the skeleton, which some models cannot do."""
+    if recipe.router.site == "auto" or recipe.merge.method != "mass":
+        return
+    try:
+        sites = find_sites(base.skeleton.model.eval())
+    except (RuntimeError, NotImplementedError):
+        return
+    choose_sites(sites, recipe.router.site)
 
 
 def _label_problems(recipe: Recipe, heads: dict[str, HeadSource]) -> list[Problem]:

@@ -35,6 +35,8 @@ def read_inputs(
         path = Path(argument)
         if argument == "-":
             yield from _lines("-", stdin or [])
+        elif not argument.strip():
+            yield NamedInput(repr(argument), InputError("empty text."))
         elif _is_folder(path):
             yield from _folder(path, image=image)
         elif _is_empty(path) or _looks_missing(path, argument, image=image):

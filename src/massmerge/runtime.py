@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,15 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel
 
-from massmerge.bundle import FIXED, ROUTER, Bundle
-from massmerge.checkpoints.skeleton import Slot, build, from_matrix
+from massmerge.base_model import load_base, make_fixed
+from massmerge.bundle import ROUTER, Bundle
+from massmerge.checkpoints.skeleton import build
 from massmerge.errors import InputError
 from massmerge.heads.runtime import Head, ShellHead, load_head
-from massmerge.inputs import InputReader
-from massmerge.linalg import Factors
+from massmerge.inputs import InputReader, Row
 from massmerge.recipe import Recipe
 from massmerge.routing import FirstPass, Site, Voter, choose_sites, find_sites
 from massmerge.routing.mlp import MlpRouter
@@ -28,6 +27,7 @@ from massmerge.routing.prototype import PrototypeRouter
 from massmerge.routing.sites import probe_inputs
 from massmerge.subspace import SecondPass, SetChanges
 from massmerge.subspace.cache import DenseCache
+from massmerge.task_tensors import TaskTensors
 from massmerge.tensorfile import read_header, read_tensor
 from massmerge.trees import shared_copy
 
@@ -60,6 +60,10 @@ class Runtime:
         """K: heads that were trained apart do not share a scale, so by default one task is chosen."""
         return 1 if self.recipe.router.top_k == "auto" else int(self.recipe.router.top_k)
 
+    def batch(self, rows: list[Row]) -> dict[str, Tensor]:
+        """Rows as one batch, where the backbone is."""
+        return {name: tensor.to(self.base.device) for name, tensor in self.reader.batch(rows).items()}
+
     def changes(self, tasks: tuple[int, ...]) -> SetChanges:
         """The changes of a set, made once."""
         with self._lock:
@@ -71,45 +75,15 @@ class Runtime:
             return self._sets[tasks]
 
 
-class _Tensors:
-    """The tasks' factors and whole tensors, in memory and in float32."""
-
-    def __init__(self, bundle: Bundle) -> None:
-        self.names = [task.name for task in bundle.tasks]
-        self._tasks: list[dict[str, Tensor]] = [
-            {name: read_tensor(info) for name, info in bundle.headers[task].items()} for task in self.names
-        ]
-        for tensors in self._tasks:
-            for name, tensor in tensors.items():
-                if tensor.is_floating_point() and tensor.dtype != torch.float32:
-                    tensors[name] = tensor.float()
-
-    def factors(self, task: int, tensor: str) -> Factors | None:
-        """A task's factors of a matrix."""
-        found = self._tasks[task]
-        if f"{tensor}.s" not in found:
-            return None
-        return Factors(found[f"{tensor}.u"], found[f"{tensor}.s"], found[f"{tensor}.v"])
-
-    def whole(self, task: int, tensor: str) -> Tensor | None:
-        """A task's own value of a tensor."""
-        return self._tasks[task].get(tensor)
-
-    def touched(self) -> set[str]:
-        """Tensors that at least one task changes."""
-        return {re.sub(r"\.[usv]$", "", n) if self._is_factor(t, n) else n for t in self._tasks for n in t}
-
-    @staticmethod
-    def _is_factor(tensors: dict[str, Tensor], name: str) -> bool:
-        return name[-2:] in (".u", ".s", ".v") and f"{name[:-2]}.s" in tensors
-
-
-def load_runtime(path: Path, *, router: str | None = None, cache: str | int = 0, check: bool = True) -> Runtime:
+def load_runtime(
+    path: Path, *, router: str | None = None, device: str = "auto", cache: str | int = 0, check: bool = True
+) -> Runtime:
     """Load everything of a bundle that answers need."""
     bundle = Bundle(path, check=check)
-    tensors = _Tensors(bundle)
+    place = _device(device)
+    tensors = TaskTensors(bundle)
     touched = tensors.touched()
-    base = _load_base(bundle, touched)
+    base = load_base(bundle, touched, check=check).to(place)
     slots = build(base.config, type(base).__name__).slots
     recipe = bundle.recipe
     heads = {
@@ -119,10 +93,12 @@ def load_runtime(path: Path, *, router: str | None = None, cache: str | int = 0,
     }
     sites = find_sites(base)
     voters = _voters(recipe, sites, base, tensors)
+    routers = _routers(bundle, router or bundle.router_kind, recipe, voters, tensors)  # small, and kept on the CPU
+    tensors.to(place)
     first_tree = shared_copy(base)
     first_pass = FirstPass(first_tree, voters)
     if recipe.router.first_pass == "fixed":
-        _make_fixed(bundle, tensors, first_tree, first_pass, slots)
+        make_fixed(bundle, tensors, first_tree, first_pass, slots)
     state = dict(base.state_dict())
     shell = next((h for h in heads.values() if isinstance(h, ShellHead)), None)
     probe = probe_inputs(base, 3)
@@ -134,6 +110,9 @@ def load_runtime(path: Path, *, router: str | None = None, cache: str | int = 0,
     def make_changes(tasks: tuple[int, ...], weights: list[float] | None = None) -> SetChanges:
         return SetChanges(tasks, tensors.factors, tensors.whole, state.get, variant, weights)
 
+    def attempt(inputs: dict[str, Tensor]) -> object:
+        return first_pass({k: v.to(place) for k, v in inputs.items()})
+
     return Runtime(
         recipe,
         tensors.names,
@@ -142,31 +121,25 @@ def load_runtime(path: Path, *, router: str | None = None, cache: str | int = 0,
         sites,
         voters,
         first_pass,
-        _routers(bundle, router or bundle.router_kind, recipe, voters, tensors),
+        routers,
         second,
         heads,
-        InputReader(path / "processor", base.config, image=base.main_input_name == "pixel_values", attempt=first_pass),
+        InputReader(path / "processor", base.config, image=base.main_input_name == "pixel_values", attempt=attempt),
         DenseCache(cache, second),
         make_changes,
     )
 
 
-def _load_base(bundle: Bundle, touched: set[str]) -> PreTrainedModel:
-    folder = bundle.path / "base"
-    if not (folder / "model.safetensors").is_file():
+def _device(name: str) -> torch.device:
+    """Where to run: as told, or a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
         raise InputError(
-            f"{bundle.path}: its base is kept by reference ({bundle.manifest['base']['source']}). Merge with "
-            "`base: copy` for a bundle that runs by itself."
-        )
-    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    present = set(read_header(folder / "model.safetensors")) | touched
-    # A pooler that neither the base's file nor any task has would only compute noise.
-    pooler = getattr(model, "pooler", None)
-    if isinstance(pooler, nn.Module) and not any(name.startswith("pooler.") for name in present):
-        model.pooler = None
-    return model
+            f"cannot run on {name!r} ({str(error).splitlines()[0]}). Use cpu, or cuda with a GPU."
+        ) from None
 
 
 def with_decoder_start(inputs: dict[str, Tensor], base: PreTrainedModel) -> dict[str, Tensor]:
@@ -177,7 +150,7 @@ def with_decoder_start(inputs: dict[str, Tensor], base: PreTrainedModel) -> dict
     return {**inputs, "decoder_input_ids": torch.full_like(inputs["input_ids"][:, :1], start)}
 
 
-def _voters(recipe: Recipe, sites: list[Site], base: PreTrainedModel, tensors: _Tensors) -> list[Voter]:
+def _voters(recipe: Recipe, sites: list[Site], base: PreTrainedModel, tensors: TaskTensors) -> list[Voter]:
     """Sites and tokens that vote. A class token is there in most image models; in text it is one word among others."""
     tasks = range(len(tensors.names))
 
@@ -192,7 +165,7 @@ def _voters(recipe: Recipe, sites: list[Site], base: PreTrainedModel, tensors: _
     return [Voter(site, t) for site in chosen for t in (("cls", "mean") if token == "both" else (token,))]
 
 
-def _routers(bundle: Bundle, kind: str, recipe: Recipe, voters: list[Voter], tensors: _Tensors) -> list[Router]:
+def _routers(bundle: Bundle, kind: str, recipe: Recipe, voters: list[Voter], tensors: TaskTensors) -> list[Router]:
     if kind == "projection":
         made: dict[str, Router] = {}
         for voter in voters:
@@ -222,44 +195,8 @@ def _fitted_router(kind: str, tensors: dict[str, Tensor], tasks: int) -> Router:
     return MlpRouter({n.removeprefix("net."): t for n, t in tensors.items() if n.startswith("net.")})
 
 
-def _basis(tensors: _Tensors, task: int, site: Site) -> Tensor:
+def _basis(tensors: TaskTensors, task: int, site: Site) -> Tensor:
     found = [f for name in site.tensors if (f := tensors.factors(task, name)) is not None]
     if not found:
         return torch.zeros(0, site.width)
     return site_basis([(f.s, f.v) for f in found], max(f.rank for f in found))
-
-
-def _make_fixed(
-    bundle: Bundle, tensors: _Tensors, tree: PreTrainedModel, first_pass: FirstPass, slots: dict[str, Slot]
-) -> None:
-    """Give a tree the fixed model's weights, as far as the first pass comes."""
-    called: set[str] = set()
-    handles = [m.register_forward_pre_hook(lambda *_, p=p: called.add(p)) for p, m in tree.named_modules()]
-    first_pass(probe_inputs(tree))
-    for handle in handles:
-        handle.remove()
-    cores, rows = read_header(bundle.path / FIXED), {name: i for i, name in enumerate(bundle.ranks)}
-    accepted = bundle.statistics["accepted"].bool()
-    for name in tensors.touched():
-        slot = slots[name]
-        owners = [n for n in (slot.name, *slot.aliases) if n.rpartition(".")[0] in called]
-        if not owners:
-            continue
-        base = tree.get_parameter(owners[0]) if not slot.buffer else tree.get_buffer(owners[0])
-        if name in cores:
-            chosen = [
-                f for t in range(len(tensors.names)) if accepted[rows[name], t] and (f := tensors.factors(t, name))
-            ]
-            core = read_tensor(cores[name])
-            u, v = torch.cat([f.u for f in chosen], 1).to(core.dtype), torch.cat([f.v for f in chosen]).to(core.dtype)
-            value = base + from_matrix(u @ core @ v, slot).to(base.dtype)
-        elif base.is_floating_point():
-            own = [tensors.whole(t, name) for t in range(len(tensors.names))]
-            value = torch.stack([base if v is None else v for v in own]).mean(0)
-        else:
-            continue
-        for owner in owners:
-            module = tree.get_submodule(owner.rpartition(".")[0])
-            setattr(
-                module, owner.rpartition(".")[2], nn.Parameter(value, requires_grad=False) if not slot.buffer else value
-            )

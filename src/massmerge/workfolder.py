@@ -117,7 +117,7 @@ def refuse_target(target: Path, fingerprint: str, *, overwrite: bool) -> bool:
     except InputError as error:
         raise InputError(
             f"{target}: exists and is no bundle that can be read; it is never overwritten. Choose another target, or "
-            f"remove it yourself.\n  {error}"
+            f"remove it yourself. ({str(error).partition('. ')[0]})"
         ) from None
     named = {target / MANIFEST, *(target / name for name in manifest["files"])}
     foreign = [p.relative_to(target).as_posix() for p in sorted(target.rglob("*")) if not p.is_dir() and p not in named]

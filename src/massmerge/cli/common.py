@@ -78,6 +78,11 @@ def seconds(count: float) -> str:
     return f"{count / 60:.0f} min" if count < 5400 else f"{count / 3600:.1f} h"
 
 
+def plural(count: int, noun: str) -> str:
+    """A number with its noun: `1 task`, `2 tasks`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Rows under headers; columns of numbers stand to the right."""
     cells = [[str(c) for c in row] for row in rows]

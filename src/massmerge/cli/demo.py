@@ -10,6 +10,8 @@ import click
 from massmerge.cli.common import print_json, verb
 from massmerge.demo import make_example
 
+_TEXTS = ("free prize, call now", "the team won the match")
+
 
 @click.command()
 @click.option(
@@ -18,9 +20,11 @@ from massmerge.demo import make_example
 @verb
 def demo(folder: str | None, as_json: bool, quiet: bool) -> None:
     """Show what mass does, on a small base and three experts made on the spot (a few seconds)."""
+    from massmerge.cli.explain import explain
     from massmerge.cli.inspect import inspect
     from massmerge.cli.merge import merge
     from massmerge.cli.plan import plan
+    from massmerge.cli.predict import predict
     from massmerge.cli.verify import verify
 
     quiet = quiet or as_json
@@ -28,11 +32,15 @@ def demo(folder: str | None, as_json: bool, quiet: bool) -> None:
     _say(quiet, f"Making a small BERT and three experts of it in {place}: two full fine-tunes and a LoRA adapter.")
     recipe = make_example(place)
     _say(quiet, recipe.read_text().rstrip())
-    steps = (
+    steps: tuple[tuple[click.Command, list[str], list[str]], ...] = (
         (plan, ["plan", "recipe.yaml"], [str(recipe)]),
         (merge, ["merge", "recipe.yaml", "out/"], [str(recipe), str(place / "out"), "--overwrite"]),
         (inspect, ["inspect", "out/"], [str(place / "out")]),
         (verify, ["verify", "out/", "--experts"], [str(place / "out"), "--experts", "--folder", str(place)]),
+    )
+    steps += (
+        (predict, ["predict", "out/", *map(repr, _TEXTS)], [str(place / "out"), *_TEXTS]),
+        (explain, ["explain", "out/", repr(_TEXTS[0])], [str(place / "out"), _TEXTS[0]]),
     )
     for command, shown, arguments in steps:
         _say(quiet, click.style(f"$ mass {' '.join(shown)}", fg="cyan", bold=True))

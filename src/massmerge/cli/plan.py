@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from massmerge.cli.common import print_json, print_problems, seconds, size, table, verb
+from massmerge.cli.common import plural, print_json, print_problems, seconds, size, table, verb
 from massmerge.plan import Plan
 from massmerge.prepare import make_plan
 
@@ -27,6 +27,9 @@ def plan(recipe: str, tensors: bool, strict: bool, as_json: bool, quiet: bool) -
     elif not quiet:
         click.echo(describe(made, tensors=tensors))
     print_problems(made.problems)
+    failed = sum(p.level == "error" and p.where.startswith("task ") for p in made.problems)
+    if failed and not quiet:
+        click.echo(f"the figures above leave out {plural(failed, 'task')} that could not be opened", err=True)
     if made.errors or (strict and made.problems):
         sys.exit(2)
 
@@ -35,7 +38,7 @@ def describe(made: Plan, *, tensors: bool = False) -> str:
     """A plan for the terminal."""
     about = "" if made.ranks_exact else "at most "
     parts = [
-        f"{len(made.tasks)} tasks on {made.base} ({made.base_class}), method {made.method}",
+        f"{plural(len(made.tasks), 'task')} on {made.base} ({made.base_class}), method {made.method}",
         table(
             ["task", "expert", "form", "head", "labels", "factors", "whole", "head size"],
             [

@@ -12,7 +12,7 @@ import click
 from tqdm import tqdm
 
 from massmerge.answers import Prediction
-from massmerge.cli.common import verb
+from massmerge.cli.common import plural, verb
 from massmerge.cli.writers import FORMATS, CsvWriter, JsonLinesWriter, ParquetWriter, TableWriter, Writer, choose_format
 from massmerge.errors import MassError
 from massmerge.model import Model, load
@@ -65,9 +65,10 @@ def predict(
     if count == 0:
         raise MassError("there was no input to answer.")
     if failed:
-        raise MassError(f"{failed} of {count} inputs could not be read; the others were answered.")
+        rest = "the others were answered" if failed < count else "none was answered"
+        raise MassError(f"{failed} of {plural(count, 'input')} could not be read; {rest}.")
     if out and not quiet:
-        click.echo(f"{count} answers in {out}", err=True)
+        click.echo(f"{plural(count, 'answer')} in {out}", err=True)
 
 
 def _writer(form: str, out: str | None, stack: ExitStack) -> Writer:

@@ -68,6 +68,7 @@ class ShellHead:
         missing = self._shell.load_state_dict(tensors, strict=False, assign=True).missing_keys
         if missing:
             raise InputError(f"{folder}: the head lacks {', '.join(missing)}.")
+        self._shell.to(base.device)
         self.labels_expected = config.num_labels
         # Models that read the last real token know padding by the token's number. The batch is padded as the base says, and
         # experts disagree with it, or name none and refuse batches; a number that is no token's stands for those.
@@ -103,11 +104,11 @@ class ShellHead:
 class LinearHead:
     """A linear layer on the backbone's features, from a file."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: torch.device) -> None:
         options = json.loads((folder / "linear.json").read_text(encoding="utf-8"))
         header = read_header(folder / "model.safetensors")
-        self._weight = read_tensor(header["weight"]).float()
-        self._bias = read_tensor(header["bias"]).float() if "bias" in header else None
+        self._weight = read_tensor(header["weight"]).float().to(device)
+        self._bias = read_tensor(header["bias"]).float().to(device) if "bias" in header else None
         self._normalize, self._scale = bool(options["normalize"]), float(options["scale"])
         self._features: Features = options.get("features", "auto")
         self.labels_expected = self._weight.shape[0]
@@ -127,7 +128,7 @@ Head = ShellHead | LinearHead
 def load_head(folder: Path, base: PreTrainedModel) -> Head | None:
     """The head in a task's folder; none where the task has none."""
     if (folder / "linear.json").is_file():
-        return LinearHead(folder)
+        return LinearHead(folder, base.device)
     if (folder / "config.json").is_file() and (folder.parent / "labels.json").is_file():
         return ShellHead(folder, base)
     return None

@@ -73,7 +73,7 @@ class FirstPass:
             del self._here.found
         mask = inputs.get("attention_mask")
         batch = next(iter(inputs.values())).shape[0]
-        return [pool(found[v.site.name], v.token, mask, batch) for v in self.voters]
+        return [pool(found[v.site.name], v.token, mask, batch).cpu() for v in self.voters]
 
 
 def pool(hidden: Tensor, token: Token, mask: Tensor | None, batch: int) -> Tensor:

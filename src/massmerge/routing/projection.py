@@ -32,6 +32,23 @@ class ProjectionRouter:
         squares = (z @ self.stacked.mT).square()
         return z.new_zeros(z.shape[0], len(self.ranks)).index_add_(1, self._owner, squares)
 
+    def lift(self, z: Tensor, scores: Tensor) -> Tensor:
+        """How many times as much of each activation a task's subspace holds as a random one of its size (batch, T).
+
+        Args:
+            z: activations (batch, d).
+            scores: what this router gave for them, from which the captured share follows without a second product.
+        """
+        length = z.square().sum(1, keepdim=True).clamp_min(1e-30)
+        if self.score == "residual":
+            captured = length - scores.square()
+        elif self.score == "energy":
+            captured = scores.square()
+        else:
+            captured = self.captured(z)
+        chance = torch.tensor(self.ranks, dtype=z.dtype) / z.shape[1]
+        return (captured / length).clamp_min(0) / chance.clamp_min(1e-12)
+
     def __call__(self, z: Tensor) -> Tensor:
         """Residuals (batch, T) of activations (batch, d); less is better."""
         if self.score in ("residual", "energy"):

@@ -48,8 +48,9 @@ def probe_inputs(model: PreTrainedModel, batch: int = 1) -> dict[str, Tensor]:
     if model.main_input_name == "pixel_values":
         size = getattr(config, "image_size", 224)
         height, width = (size, size) if isinstance(size, int) else tuple(size)
-        return {"pixel_values": torch.zeros(batch, getattr(config, "num_channels", 3), height, width)}
-    ids = torch.arange(4).repeat(batch, 1) % max(1, getattr(config, "vocab_size", 4))
+        shape = (batch, getattr(config, "num_channels", 3), height, width)
+        return {"pixel_values": torch.zeros(shape, device=model.device)}
+    ids = torch.arange(4, device=model.device).repeat(batch, 1) % max(1, getattr(config, "vocab_size", 4))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
@@ -64,7 +65,8 @@ def find_sites(model: PreTrainedModel) -> list[Site]:
 
     handles = [note(prefix + path, m) for path, m in part.named_modules() if isinstance(m, _LINEAR)]
     try:
-        part(**probe_inputs(model))
+        # Without a mask: its values would be looked at, and a skeleton on the meta device has none.
+        part(**{k: v for k, v in probe_inputs(model).items() if k != "attention_mask"})
     finally:
         for handle in handles:
             handle.remove()

@@ -1,0 +1,103 @@
+"""The base as a model that runs, from the bundle or from where it refers to; and the fixed model made of it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+
+from massmerge.bundle import BASE_WEIGHTS, FIXED, Bundle
+from massmerge.checkpoints import Base, find_source, narrow, open_base
+from massmerge.checkpoints.skeleton import Slot, build, from_matrix
+from massmerge.errors import InputError
+from massmerge.routing import FirstPass
+from massmerge.routing.sites import probe_inputs
+from massmerge.task_tensors import TaskTensors
+from massmerge.tensorfile import read_header, read_tensor, tensor_bytes
+
+
+def load_base(bundle: Bundle, touched: set[str], *, check: bool = True) -> PreTrainedModel:
+    """The base in float32, ready to run.
+
+    Args:
+        bundle: the bundle.
+        touched: tensors that tasks change or add.
+        check: whether a base that is kept by reference is compared with its checksum.
+    """
+    folder = bundle.path / "base"
+    if BASE_WEIGHTS in bundle.manifest["files"]:
+        model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+        present = set(read_header(bundle.path / BASE_WEIGHTS)) | touched
+    else:
+        model, names = _referenced_base(bundle, folder, check=check)
+        present = names | touched
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    # A pooler that neither the base's file nor any task has would only compute noise.
+    pooler = getattr(model, "pooler", None)
+    if isinstance(pooler, nn.Module) and not any(name.startswith("pooler.") for name in present):
+        model.pooler = None
+    return model
+
+
+def base_sha256(base: Base) -> str:
+    """SHA-256 of all of a base's tensors in the order of their names: what a bundle that refers to it must find again."""
+    digest = hashlib.sha256()
+    for name in sorted(base.slots):
+        digest.update(name.encode())
+        digest.update(tensor_bytes(base.read(name)))
+    return digest.hexdigest()
+
+
+def _referenced_base(bundle: Bundle, folder: Path, *, check: bool) -> tuple[PreTrainedModel, set[str]]:
+    """The base from where the manifest says that it lies."""
+    said = bundle.manifest["base"]
+    config = AutoConfig.from_pretrained(folder)
+    try:
+        base = narrow(open_base(find_source(said["location"], Path(), download=True)), build(config, said["class"]))
+    except InputError as error:
+        raise InputError(f"{bundle.path}: its base is kept by reference, and is not to be had: {error}") from None
+    if check and base_sha256(base) != said["sha256"]:
+        raise InputError(f"{bundle.path}: its base, {said['location']}, has changed since the merge. Merge again.")
+    model = type(base.skeleton.model)(config).eval()
+    model.load_state_dict({name: base.read(name).float() for name in base.slots}, strict=False)
+    return model, set(base.slots)
+
+
+def make_fixed(
+    bundle: Bundle, tensors: TaskTensors, tree: PreTrainedModel, first_pass: FirstPass, slots: dict[str, Slot]
+) -> None:
+    """Give a tree the fixed model's weights, as far as the first pass comes."""
+    called: set[str] = set()
+    handles = [m.register_forward_pre_hook(lambda *_, p=p: called.add(p)) for p, m in tree.named_modules()]
+    first_pass(probe_inputs(tree))
+    for handle in handles:
+        handle.remove()
+    cores, rows = read_header(bundle.path / FIXED), {name: i for i, name in enumerate(bundle.ranks)}
+    accepted = bundle.statistics["accepted"].bool()
+    for name in tensors.touched():
+        slot = slots[name]
+        owners = [n for n in (slot.name, *slot.aliases) if n.rpartition(".")[0] in called]
+        if not owners:
+            continue
+        base = tree.get_parameter(owners[0]) if not slot.buffer else tree.get_buffer(owners[0])
+        if name in cores:
+            chosen = [
+                f for t in range(len(tensors.names)) if accepted[rows[name], t] and (f := tensors.factors(t, name))
+            ]
+            core = read_tensor(cores[name]).to(base.device)
+            u, v = torch.cat([f.u for f in chosen], 1).to(core.dtype), torch.cat([f.v for f in chosen]).to(core.dtype)
+            value = base + from_matrix(u @ core @ v, slot).to(base.dtype)
+        elif base.is_floating_point():
+            own = [tensors.whole(t, name) for t in range(len(tensors.names))]
+            value = torch.stack([base if v is None else v for v in own]).mean(0)
+        else:
+            continue
+        for owner in owners:
+            module = tree.get_submodule(owner.rpartition(".")[0])
+            setattr(
+                module, owner.rpartition(".")[2], nn.Parameter(value, requires_grad=False) if not slot.buffer else value
+            )
