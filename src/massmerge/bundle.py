@@ -155,9 +155,13 @@ class Bundle:
                 f"{path}: a {self.manifest.get('method')} merge, which is an ordinary checkpoint and no bundle. "
                 f"Load it with transformers: AutoModel.from_pretrained({str(path)!r})."
             )
-        faults = self.damage() if check else []
+        if check:
+            self.refuse_damage(self.damage())
+
+    def refuse_damage(self, faults: list[str]) -> None:
+        """Raise an error that lists what is not as the manifest says."""
         if faults:
-            raise InputError(f"{path}: damaged:{listing(faults)}\n  Merge again, or copy the bundle again.")
+            raise InputError(f"{self.path}: damaged:{listing(faults)}\n  Merge again, or copy the bundle again.")
 
     def damage(self, progress: Callable[[str], None] = lambda name: None) -> list[str]:
         """Files that are not what the manifest says, by size and SHA-256; `progress` hears each name."""
@@ -196,7 +200,11 @@ class Bundle:
     @cached_property
     def headers(self) -> dict[str, dict[str, TensorInfo]]:
         """For each task, the tensors of its factors file."""
-        return {t.name: read_header(self.file(f"tasks/{t.name}/factors.safetensors")) for t in self.tasks}
+        return {t.name: read_header(self.factors_file(t.name)) for t in self.tasks}
+
+    def factors_file(self, task: str) -> Path:
+        """The file of a task's factors and whole tensors."""
+        return self.file(f"tasks/{task}/factors.safetensors")
 
     def factors(self, task: str, tensor: str) -> Factors | None:
         """A task's factors of one matrix; none where it leaves the base as it is."""

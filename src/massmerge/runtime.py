@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,14 +20,15 @@ from massmerge.errors import InputError
 from massmerge.heads.runtime import Head, ShellHead, load_head
 from massmerge.inputs import InputReader, Row
 from massmerge.recipe import Recipe
-from massmerge.routing import FirstPass, Site, Voter, choose_sites, find_sites
+from massmerge.routing import FirstPass, Site, Voter, choose_sites
 from massmerge.routing.mlp import MlpRouter
 from massmerge.routing.nearest import NearestRouter
 from massmerge.routing.projection import ProjectionRouter, site_basis
 from massmerge.routing.prototype import PrototypeRouter
-from massmerge.routing.sites import probe_inputs
+from massmerge.routing.sites import probe_inputs, watched_sites
 from massmerge.subspace import SecondPass, SetChanges
 from massmerge.subspace.cache import DenseCache
+from massmerge.subspace.install import PROBE_BATCH, observe
 from massmerge.task_tensors import TaskTensors
 from massmerge.tensorfile import read_header, read_tensor
 from massmerge.trees import shared_copy
@@ -78,8 +80,20 @@ class Runtime:
 def load_runtime(
     path: Path, *, router: str | None = None, device: str = "auto", cache: str | int = 0, check: bool = True
 ) -> Runtime:
-    """Load everything of a bundle that answers need."""
-    bundle = Bundle(path, check=check)
+    """Load everything of a bundle that answers need; checksums are computed meanwhile, in a thread of their own."""
+    bundle = Bundle(path, check=False)
+    with ThreadPoolExecutor(1) as pool:
+        damage = pool.submit(bundle.damage) if check else None
+        try:
+            runtime = _load(bundle, router, device, cache, check=check)
+        finally:
+            # What went wrong with a damaged bundle is the damage, whatever error came of it.
+            bundle.refuse_damage(damage.result() if damage else [])
+    return runtime
+
+
+def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, check: bool) -> Runtime:
+    path = bundle.path
     place = _device(device)
     tensors = TaskTensors(bundle)
     touched = tensors.touched()
@@ -91,7 +105,11 @@ def load_runtime(
         for task in bundle.tasks
         if (head := load_head(path / "tasks" / task.name / "head", base)) is not None
     }
-    sites = find_sites(base)
+    shell = next((h for h in heads.values() if isinstance(h, ShellHead)), None)
+    probe = probe_inputs(base, PROBE_BATCH)
+    with watched_sites(base) as found:  # one forward pass shows both the sites and what can be divided by inputs
+        observed = observe(base, shell.backbone_call(probe, base) if shell else with_decoder_start(probe, base))
+    sites = found()
     voters = _voters(recipe, sites, base, tensors)
     routers = _routers(bundle, router or bundle.router_kind, recipe, voters, tensors)  # small, and kept on the CPU
     tensors.to(place)
@@ -100,11 +118,7 @@ def load_runtime(
     if recipe.router.first_pass == "fixed":
         make_fixed(bundle, tensors, first_tree, first_pass, slots)
     state = dict(base.state_dict())
-    shell = next((h for h in heads.values() if isinstance(h, ShellHead)), None)
-    probe = probe_inputs(base, 3)
-    second = SecondPass(
-        base, touched, slots, shell.backbone_call(probe, base) if shell else with_decoder_start(probe, base)
-    )
+    second = SecondPass(base, touched, slots, observed)
     variant = recipe.answer.merge
 
     def make_changes(tasks: tuple[int, ...], weights: list[float] | None = None) -> SetChanges:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import re
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from massmerge.bundle import Bundle
 from massmerge.linalg import Factors
-from massmerge.tensorfile import read_tensor
 
 
 class TaskTensors:
-    """The tasks' factors and whole tensors, in memory and in float32."""
+    """The tasks' factors and whole tensors, in float32."""
 
     def __init__(self, bundle: Bundle) -> None:
         self.names = [task.name for task in bundle.tasks]
-        self._tasks: list[dict[str, Tensor]] = [
-            {name: read_tensor(info) for name, info in bundle.headers[task].items()} for task in self.names
-        ]
+        # The library maps the files, so that a set that is never selected is never read.
+        self._tasks = [load_file(bundle.factors_file(task)) for task in self.names]
         for tensors in self._tasks:
             for name, tensor in tensors.items():
                 if tensor.is_floating_point() and tensor.dtype != torch.float32:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,9 +55,9 @@ def probe_inputs(model: PreTrainedModel, batch: int = 1) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-@torch.inference_mode()
-def find_sites(model: PreTrainedModel) -> list[Site]:
-    """Every place where linear layers read an activation, in the order in which a forward pass comes to them."""
+@contextmanager
+def watched_sites(model: PreTrainedModel) -> Iterator[Callable[[], list[Site]]]:
+    """Watch a forward pass that is made inside; afterwards the function gives the sites that it came to, in order."""
     prefix, part = routed_part(model)
     calls: list[tuple[str, nn.Module, Tensor]] = []
 
@@ -65,12 +66,19 @@ def find_sites(model: PreTrainedModel) -> list[Site]:
 
     handles = [note(prefix + path, m) for path, m in part.named_modules() if isinstance(m, _LINEAR)]
     try:
-        # Without a mask: its values would be looked at, and a skeleton on the meta device has none.
-        part(**{k: v for k, v in probe_inputs(model).items() if k != "attention_mask"})
+        yield lambda: _named(_grouped(calls))
     finally:
         for handle in handles:
             handle.remove()
-    return _named(_grouped(calls))
+
+
+@torch.inference_mode()
+def find_sites(model: PreTrainedModel) -> list[Site]:
+    """Every place where linear layers read an activation, in the order in which a forward pass comes to them."""
+    with watched_sites(model) as sites:
+        # Without a mask: its values would be looked at, and a skeleton on the meta device has none.
+        routed_part(model)[1](**{k: v for k, v in probe_inputs(model).items() if k != "attention_mask"})
+    return sites()
 
 
 def _grouped(calls: list[tuple[str, nn.Module, Tensor]]) -> list[tuple[list[str], int, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +12,20 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from massmerge.checkpoints.skeleton import Slot, from_matrix
-from massmerge.routing.sites import probe_inputs
 from massmerge.subspace.modules import PerSegment, SubspaceConv, SubspaceEmbedding, SubspaceLinear
-from massmerge.subspace.segments import Segment, Segments, running
+from massmerge.subspace.segments import Segments, running
 from massmerge.subspace.updates import SetChanges
 from massmerge.trees import is_batched, replace_module, shared_copy
 
-_PROBE = 3  # inputs of the probe; no other dimension of a model is likely to be 3 in first place
+PROBE_BATCH = 3  # no other dimension of a model is likely to be 3 in first place
+
+
+class Observed(NamedTuple):
+    """What a forward pass shows of a model's modules, by path."""
+
+    called: set[str]
+    batched: set[str]
+    """Those whose tensors all have the batch in first place."""
 
 
 class SecondPass:
@@ -32,16 +39,16 @@ class SecondPass:
         base: the base; it is not changed, and its tensors are shared.
         touched: names of the tensors that at least one task changes.
         slots: kind and shape of every tensor.
-        probe: keyword arguments of a forward pass of the base with three inputs, if it wants more than the usual.
+        observed: what a forward pass of the base, or of its skeleton, has shown.
     """
 
     def __init__(
-        self, base: PreTrainedModel, touched: Iterable[str], slots: dict[str, Slot], probe: dict[str, Any] | None = None
+        self, base: PreTrainedModel, touched: Iterable[str], slots: dict[str, Slot], observed: Observed
     ) -> None:
         changed = set(touched)
         # Tied tensors are changed under each of their names.
         self._touched = {n: s for s in slots.values() if s.name in changed for n in (s.name, *s.aliases)}
-        self._called, self._batched = _observe(base, probe or probe_inputs(base, _PROBE))
+        self._called, self._batched = observed
         self.model = shared_copy(base)
         owners = {name.rpartition(".")[0] for name in self._touched}
         whole = _outermost({self._unit(path) for path in owners if not self._is_layer(path, self._batched)})
@@ -109,8 +116,8 @@ class SecondPass:
         return SubspaceConv(module, weight, bias)
 
 
-def _observe(base: PreTrainedModel, probe: dict[str, Any]) -> tuple[set[str], set[str]]:
-    """Paths of the modules that a forward pass calls, and of those whose tensors all have the batch in first place."""
+def observe(base: PreTrainedModel, probe: dict[str, Any]) -> Observed:
+    """Watch a forward pass; `probe` are its keyword arguments, for a few inputs."""
     called: set[str] = set()
     unbatched: set[str] = set()
     batch = next(iter(probe.values())).shape[0]
@@ -130,7 +137,7 @@ def _observe(base: PreTrainedModel, probe: dict[str, Any]) -> tuple[set[str], se
     finally:
         for handle in handles:
             handle.remove()
-    return called, (called - unbatched) | {""}
+    return Observed(called, (called - unbatched) | {""})
 
 
 def _outermost(paths: set[str]) -> list[str]:
@@ -151,8 +158,3 @@ def _assign(module: nn.Module, name: str, value: Tensor) -> None:
         module._parameters[name] = nn.Parameter(value, requires_grad=False)
     else:
         module._buffers[name] = value
-
-
-def one_segment(changes: SetChanges, batch: int) -> Segments:
-    """A whole batch of one set."""
-    return Segments((Segment(changes, 0, batch),), batch)
