@@ -33,6 +33,7 @@ demo: setup
 bench: setup
 	$(BIN)/python benchmarks/factoring.py
 	$(BIN)/python benchmarks/merge_cost.py
+	$(BIN)/python benchmarks/answer_cost.py
 
 format: setup
 	$(BIN)/ruff format .

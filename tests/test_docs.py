@@ -33,7 +33,6 @@ DOCS = ROOT / "docs"
 TEXT_EXAMPLES = ROOT / "examples" / "text"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((ROOT / "examples").rglob("README.md"))]
 ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-AWAITED = DOCS / "performance.md"  # written with the benchmarks that it reports
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
@@ -300,7 +299,7 @@ def test_every_relative_link_leads_somewhere(page):
             continue
         path = (page.parent / target).resolve() if target else page
         outside = page.parent == DOCS and path.parent != DOCS  # the site holds docs/ only
-        if outside or not (path.exists() or path == AWAITED) or (heading and heading not in headings(path)):
+        if outside or not path.exists() or (heading and heading not in headings(path)):
             broken.append(link)
     assert broken == []
 
@@ -313,7 +312,7 @@ def headings(page: Path) -> set[str]:
 
 def test_the_site_lists_every_page_once():
     pages = list(_strings(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
-    assert sorted(pages) == sorted({page.name for page in DOCS.glob("*.md")} | {AWAITED.name})
+    assert sorted(pages) == sorted(page.name for page in DOCS.glob("*.md"))
 
 
 def _strings(value: object) -> list[str]:
