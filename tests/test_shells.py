@@ -164,7 +164,7 @@ def test_a_linear_head_is_its_layer_on_the_features_it_names(tmp_path, options):
 def test_a_linear_head_without_a_bias_has_none(tmp_path):
     save_file({"weight": torch.eye(8)[:2].contiguous()}, tmp_path / "model.safetensors")
     (tmp_path / "linear.json").write_text('{"normalize": false, "scale": 2.0}')
-    head = LinearHead(tmp_path)
+    head = LinearHead(tmp_path, torch.device("cpu"))
     assert torch.allclose(head(Output(HIDDEN, POOLED), TEXT), 2 * POOLED[:, :2])
 
 
