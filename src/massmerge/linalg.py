@@ -17,7 +17,7 @@ from massmerge.lapack import top_eigh
 # A Gram matrix squares the spectrum, so float32 loses directions below sqrt(6e-8) of the largest singular value.
 # Factors whose last kept value falls below this share of the first are computed again from a float64 Gram matrix.
 _FLOAT32_RANGE = 5e-3
-# Spectra that fall by less than this up to rank k are flat enough for a float32 Gram matrix alone.
+# Spectra with an effective rank above this share of the full one are flat: a float32 Gram matrix serves them as it is.
 _FLAT = 0.3
 # From this share of the rank on, the partial solver has no advantage over a full SVD.
 _FULL_SVD_SHARE = 0.5
@@ -71,11 +71,11 @@ def truncated_svd(a: Tensor, k: int) -> Factors:
     if scale == 0:
         return Factors(torch.eye(m, k, dtype=a.dtype), a.new_zeros(k), torch.eye(k, n, dtype=a.dtype))
     # Deltas can be as small as 1e-6 per entry; their squares leave float32's comfortable range.
-    basis, decay = _top_right_vectors(a / scale, k)
+    basis = _top_right_vectors(a / scale, k)
     left, r = torch.linalg.qr(a @ basis.mT)
-    if decay > _FLAT:
+    if basis.shape[0] == k:
         u_small, s, v_small = torch.linalg.svd(r)
-        return Factors(left @ u_small[:, :k], s[:k].clone(), v_small[:k] @ basis)
+        return Factors(left @ u_small, s, v_small @ basis)
     # One power step. A float32 Gram matrix leaks distant, smaller directions into the basis; each product with `a`
     # scales them down again, and every error after it is that of a full SVD in float32. A flat spectrum has none.
     right, r = torch.linalg.qr(a.mT @ left)
@@ -83,18 +83,19 @@ def truncated_svd(a: Tensor, k: int) -> Factors:
     return Factors(left @ u_small[:k].mT, s[:k].clone(), (right @ v_small[:, :k]).mT.contiguous())
 
 
-def _top_right_vectors(a: Tensor, k: int) -> tuple[Tensor, float]:
-    """An orthonormal basis (p, n), p ≥ k, that holds the top-k right singular space of a tall `a (m, n)`.
+def _top_right_vectors(a: Tensor, k: int) -> Tensor:
+    """An orthonormal basis (p, n) that holds the top-k right singular space of a tall `a (m, n)`.
 
-    Also how far the spectrum has fallen at k: the k-th singular value as a share of the first.
+    p is k for a flat spectrum, of which the Gram matrix gives the very space, and larger for one that falls.
     """
-    p = min(k + _MARGIN, a.shape[1])
-    values, vectors = top_eigh((a.mT @ a).numpy(), p)
+    gram = a.mT @ a
+    effective_rank = float(gram.trace().double() ** 2 / gram.double().square().sum())
+    p = k if effective_rank > _FLAT * a.shape[1] else min(k + _MARGIN, a.shape[1])
+    values, vectors = top_eigh(gram.numpy(), p)
     if a.dtype == torch.float32 and values[k - 1] < _FLOAT32_RANGE**2 * values[0]:
         double = a.double()
         _, vectors = top_eigh((double.mT @ double).numpy(), p)
-    decay = float(max(values[k - 1], 0.0) / values[0]) ** 0.5
-    return torch.from_numpy(vectors).to(a.dtype), decay
+    return torch.from_numpy(vectors).to(a.dtype)
 
 
 def energy_rank(a: Tensor, share: float) -> int:
