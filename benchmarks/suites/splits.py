@@ -1,0 +1,320 @@
+"""Seeded train, validation and test splits that no duplicate crosses.
+
+Rows that are the same, or nearly, form a group, and a group lies in one split only: an expert that has seen a test row in
+training would look better than it is. Splits are stratified by label, and the same seed gives the same files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from tqdm import tqdm
+
+from massmerge.errors import InputError
+
+Rows = NDArray[np.int64]
+SPLITS = ("train", "validation", "test")
+
+_SHINGLE = 5  # characters: short enough for product names, long enough that two film reviews share few
+_PERMUTATIONS, _BAND = 128, 4
+_WINDOW = 8  # candidates looked at on each side within a bucket: the work stays linear even if a bucket is huge
+_LONGEST = 4000  # characters that are compared; more are never read by a model that takes 128 tokens
+_THUMBNAIL = 16
+
+
+@dataclass(frozen=True)
+class Caps:
+    """At most so many rows in each split. A task that cannot fill them keeps at least `least_test` rows for the test."""
+
+    train: int = 4000
+    validation: int = 300
+    test: int = 500
+    least_test: int = 300
+
+    @property
+    def rows(self) -> int:
+        """Rows in all three."""
+        return self.train + self.validation + self.test
+
+
+@dataclass(frozen=True)
+class Split:
+    """Numbers of the rows in each part, in the order in which they are written."""
+
+    train: Rows
+    validation: Rows
+    test: Rows
+
+
+def draw(labels: Sequence[str], most: int, seed: int) -> Rows:
+    """At most `most` rows, with the labels in the proportions that they have in all rows."""
+    if len(labels) <= most:
+        return np.arange(len(labels))
+    random = np.random.default_rng(seed)
+    names = np.asarray(labels)
+    kept = []
+    for name in np.unique(names):
+        rows = np.flatnonzero(names == name)
+        kept.append(random.permutation(rows)[: max(1, int(len(rows) * most / len(names)))])
+    return np.sort(np.concatenate(kept))
+
+
+def text_groups(texts: Sequence[str], threads: Sequence[str] | None = None, threshold: float = 0.7) -> Rows:
+    """A group number for each text: those whose character shingles overlap by the threshold (Jaccard) share one.
+
+    Args:
+        texts: the texts. Case, punctuation and the values of digits are not compared.
+        threads: texts with the same non-empty name here belong together whatever they say, such as answers in one thread.
+        threshold: overlap from which two texts are near-duplicates.
+    """
+    signatures = _signatures([normalise(text) for text in texts])
+    pairs = [_agreeing(signatures, pairs, threshold) for pairs in _candidates(signatures)]
+    if threads is not None:
+        pairs.append(_same(threads))
+    return _components(pairs, len(texts))
+
+
+def image_groups(images: Sequence[bytes], threshold: float = 0.99) -> Rows:
+    """A group number for each encoded image: those whose grey thumbnails correlate by the threshold share one."""
+    thumbnails = np.stack([_thumbnail(image) for image in images])
+    pairs = []
+    for start in range(0, len(thumbnails), 1024):
+        block = thumbnails[start : start + 1024] @ thumbnails[start:].T
+        first, second = np.nonzero(np.triu(block, 1) >= threshold)
+        pairs.append(np.stack([first, second], 1) + start)
+    return _components([*pairs, _same([hashlib.sha256(image).hexdigest() for image in images])], len(images))
+
+
+def normalise(text: str) -> str:
+    """A text as it is compared: lower case, every number a 0, runs of anything but letters and digits one space."""
+    return re.sub(r"[\W_]+", " ", re.sub(r"\d+", "0", text[:_LONGEST].lower())).strip()
+
+
+def make_split(labels: Sequence[str], groups: Rows, seed: int = 0, caps: Caps | None = None) -> Split:
+    """Whole groups dealt to test, validation and train, label by label in the labels' proportions.
+
+    Raises:
+        InputError: too few rows for a test split.
+    """
+    caps = caps or Caps()
+    names = np.asarray(labels)
+    sizes = _sizes(len(names), caps)
+    random = np.random.default_rng(seed)
+    parts: dict[str, list[int]] = {name: [] for name in SPLITS}
+    for label, members in _groups_by_label(names, groups, random):
+        share = sum(len(m) for m in members) / len(names)
+        for part in ("test", "validation"):
+            quota = max(1, round(share * sizes[part]))
+            members = _deal(members, quota, parts[part])
+        if not members:
+            raise InputError(f"{label!r} has too few rows to stand in all three splits. Leave the label out.")
+        _deal(members, max(1, round(share * sizes["train"])), parts["train"])
+    if len(parts["test"]) < caps.least_test:
+        raise InputError(
+            f"only {len(parts['test'])} test rows; {caps.least_test} are wanted. Near-duplicates fill the rest."
+        )
+    return Split(**{name: random.permutation(np.asarray(rows, dtype=np.int64)) for name, rows in parts.items()})
+
+
+def without_repeats(values: Sequence[str] | Sequence[bytes], labels: Sequence[str]) -> Rows:
+    """The first of rows that are the same; none of them where their labels contradict each other."""
+    keys = [normalise(v) if isinstance(v, str) else hashlib.sha256(v).hexdigest() for v in values]
+    first: dict[str, int] = {}
+    contradicted: set[str] = set()
+    for row, (key, label) in enumerate(zip(keys, labels, strict=True)):
+        if labels[first.setdefault(key, row)] != label:
+            contradicted.add(key)
+    return np.asarray([row for key, row in first.items() if key not in contradicted and key], dtype=np.int64)
+
+
+def write_task(
+    folder: Path,
+    column: Literal["text", "image"],
+    values: Sequence[str] | Sequence[bytes],
+    labels: Sequence[str],
+    *,
+    source: dict[str, Any],
+    licence: str,
+    threads: Sequence[str] | None = None,
+    seed: int = 0,
+    caps: Caps | None = None,
+    threshold: float | None = None,
+) -> dict[str, Any]:
+    """Split a task's rows and write `train.parquet`, `validation.parquet`, `test.parquet` and `data.json`.
+
+    A folder that already has its `data.json` is left as it is.
+
+    Args:
+        folder: where the files go; it appears when all of them are complete.
+        column: name and kind of the input column.
+        values: texts, or encoded images (PNG, JPEG, WEBP).
+        labels: a class name for each.
+        source: where the rows come from, kept in `data.json`.
+        licence: under which licence, or "none stated".
+        threads: see `text_groups`.
+        seed: decides every choice made here.
+        caps: most rows in each split.
+        threshold: likeness from which two rows are near-duplicates, if not the default of the kind.
+
+    Returns:
+        What stands in `data.json`.
+    """
+    caps = caps or Caps()
+    if (folder / "data.json").is_file():
+        return json.loads((folder / "data.json").read_text(encoding="utf-8"))
+    unique = without_repeats(values, labels)
+    # Twice the rows that can be used are enough to choose from, and grouping them all would take long.
+    pool = unique[draw([labels[i] for i in unique], 2 * caps.rows, seed)]
+    chosen = [values[i] for i in pool]
+    names = [labels[i] for i in pool]
+    options = {} if threshold is None else {"threshold": threshold}
+    if column == "text":
+        groups = text_groups(chosen, None if threads is None else [threads[i] for i in pool], **options)  # type: ignore[arg-type]
+    else:
+        groups = image_groups(chosen, **options)  # type: ignore[arg-type]
+    split = make_split(names, groups, seed, caps)
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    counts, sums = {}, {}
+    for part in SPLITS:
+        rows = getattr(split, part)
+        _write_rows(partial / f"{part}.parquet", column, [chosen[i] for i in rows], [names[i] for i in rows])
+        counts[part] = len(rows)
+        sums[part] = hashlib.sha256((partial / f"{part}.parquet").read_bytes()).hexdigest()
+    data = {
+        "classes": sorted(set(names)),
+        "rows": counts,
+        "sha256": sums,
+        "source": source,
+        "licence": licence,
+        "seed": seed,
+        "rows_found": len(values),
+        "repeats_dropped": len(values) - len(unique),
+        "near_duplicates": len(pool) - len(np.unique(groups)),
+        "caps": asdict(caps),
+    }
+    (partial / "data.json").write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    return data
+
+
+def read_split(folder: Path, part: str, column: str) -> tuple[list[Any], list[str]]:
+    """Inputs and labels of one split of a task."""
+    path = folder / f"{part}.parquet"
+    if not path.is_file():
+        raise InputError(f"{path}: no such file. Run the fetch step first.")
+    table = pq.read_table(path, columns=[column, "label"])
+    return table[column].to_pylist(), table["label"].to_pylist()
+
+
+def _write_rows(path: Path, column: str, values: Sequence[Any], labels: Sequence[str]) -> None:
+    kind = pa.string() if column == "text" else pa.binary()
+    table = pa.table({column: pa.array(values, kind), "label": pa.array(labels, pa.string())})
+    pq.write_table(table, path, compression="zstd", row_group_size=256)
+
+
+def _sizes(rows: int, caps: Caps) -> dict[str, int]:
+    """Rows for each split: the caps if there are enough, else a fifth for the test and an eighth for validation."""
+    if rows < 2 * caps.least_test:
+        raise InputError(f"only {rows} rows: half of them would not make {caps.least_test} test rows.")
+    test = min(caps.test, max(caps.least_test * 21 // 20, rows // 5))  # a little more: quotas of labels are rounded
+    validation = min(caps.validation, (rows - test) // 6)
+    return {"test": test, "validation": validation, "train": min(caps.train, rows - test - validation)}
+
+
+def _groups_by_label(
+    names: NDArray[Any], groups: Rows, random: np.random.Generator
+) -> Iterator[tuple[str, list[Rows]]]:
+    """For each label the groups that it leads, in random order."""
+    order = np.argsort(groups, kind="stable")
+    bounds = np.flatnonzero(np.diff(groups[order])) + 1
+    by_label: dict[str, list[Rows]] = {str(name): [] for name in np.unique(names)}
+    for members in np.split(order, bounds):
+        found, counts = np.unique(names[members], return_counts=True)
+        by_label[str(found[counts.argmax()])].append(members)
+    for label, members in by_label.items():
+        yield label, [members[i] for i in random.permutation(len(members))]
+
+
+def _deal(groups: list[Rows], quota: int, into: list[int]) -> list[Rows]:
+    """Put groups into a split while they fit its quota; returns those that were left."""
+    left, taken = [], 0
+    for members in groups:
+        if taken + len(members) <= quota:
+            into.extend(members.tolist())
+            taken += len(members)
+        else:
+            left.append(members)
+    return left
+
+
+def _signatures(texts: Sequence[str]) -> NDArray[np.uint32]:
+    """MinHash signatures (texts, permutations): the share of equal entries estimates the overlap of the shingles."""
+    random = np.random.default_rng(0)
+    factors = random.integers(1, 2**63, (_PERMUTATIONS, 1), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    offsets = random.integers(0, 2**63, (_PERMUTATIONS, 1), dtype=np.uint64)
+    powers = np.uint64(1_000_003) ** np.arange(_SHINGLE, dtype=np.uint64)
+    result = np.empty((len(texts), _PERMUTATIONS), dtype=np.uint32)
+    for row, text in enumerate(
+        tqdm(texts, desc="near-duplicates", unit="text", leave=False, disable=len(texts) < 2000)
+    ):
+        codes = np.frombuffer(f" {text} ".ljust(_SHINGLE).encode("utf-32-le"), dtype=np.uint32).astype(np.uint64)
+        shingles = np.unique(np.lib.stride_tricks.sliding_window_view(codes, _SHINGLE) @ powers)
+        result[row] = ((shingles * factors + offsets) >> np.uint64(32)).min(axis=1)
+    return result
+
+
+def _candidates(signatures: NDArray[np.uint32]) -> Iterator[Rows]:
+    """Pairs of rows whose signatures agree in a whole band, band by band."""
+    for start in range(0, _PERMUTATIONS, _BAND):
+        band = np.ascontiguousarray(signatures[:, start : start + _BAND])
+        order = np.lexsort(band.T)
+        for step in range(1, min(_WINDOW, len(order) - 1) + 1):
+            first, second = order[:-step], order[step:]
+            equal = (band[first] == band[second]).all(axis=1)
+            yield np.stack([first[equal], second[equal]], 1)
+
+
+def _agreeing(signatures: NDArray[np.uint32], pairs: Rows, threshold: float) -> Rows:
+    overlap = (signatures[pairs[:, 0]] == signatures[pairs[:, 1]]).mean(axis=1)
+    return pairs[overlap >= threshold]
+
+
+def _same(names: Sequence[str]) -> Rows:
+    """Pairs of rows that have the same non-empty name: each row with the first of its name."""
+    first: dict[str, int] = {}
+    pairs = [(first.setdefault(name, row), row) for row, name in enumerate(names) if name]
+    return np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
+
+
+def _components(pairs: Sequence[Rows], rows: int) -> Rows:
+    """Rows that are linked by pairs, directly or through others, get one number."""
+    links = np.concatenate([np.empty((0, 2), dtype=np.int64), *pairs])
+    graph = coo_array((np.ones(len(links), dtype=np.int8), (links[:, 0], links[:, 1])), shape=(rows, rows))
+    return connected_components(graph, directed=False)[1].astype(np.int64)
+
+
+def _thumbnail(image: bytes) -> NDArray[np.float32]:
+    """A small grey version, centred and scaled to length 1; zeros for an image of one shade."""
+    with Image.open(io.BytesIO(image)) as opened:
+        grey = opened.convert("L").resize((_THUMBNAIL, _THUMBNAIL), Image.Resampling.BOX)
+    vector = np.asarray(grey, dtype=np.float32).ravel()
+    vector = vector - vector.mean()
+    return vector / max(float(np.linalg.norm(vector)), 1e-6)
