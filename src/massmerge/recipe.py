@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from massmerge.errors import InputError
+from massmerge import yamlfile
+from massmerge.yamlfile import Part
 
 TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _WINDOWS_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class LinearHead(_Part):
+class LinearHead(Part):
     """A linear head given as a file: `weight (labels, features)`, optionally `bias`."""
 
     weights: str
@@ -32,7 +28,7 @@ class LinearHead(_Part):
     """What it reads: the backbone's pooled output, its first token, or the mean over real tokens."""
 
 
-class TaskRecipe(_Part):
+class TaskRecipe(Part):
     """One expert, its head and its labels."""
 
     name: str
@@ -49,14 +45,14 @@ class TaskRecipe(_Part):
         return name
 
 
-class Redundancy(_Part):
+class Redundancy(Part):
     """Which tasks are left out of the fixed model because an earlier one already stands for them."""
 
     metric: Literal["cosine", "angles"] = "cosine"
     threshold: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.3
 
 
-class MergeOptions(_Part):
+class MergeOptions(Part):
     """How the experts become one."""
 
     method: Literal["mass", "tsv_m"] = "mass"
@@ -86,7 +82,7 @@ class MergeOptions(_Part):
         return {"budget": 2.0, **data} if data.get("rank") is None else data
 
 
-class RouterOptions(_Part):
+class RouterOptions(Part):
     """How an input finds its task."""
 
     kind: Literal["projection", "nearest", "prototype", "mlp"] = "projection"
@@ -100,7 +96,7 @@ class RouterOptions(_Part):
     top_k: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
 
 
-class AnswerOptions(_Part):
+class AnswerOptions(Part):
     """How a selected set becomes an answer."""
 
     merge: Literal["orthogonal", "plain", "weighted"] = "orthogonal"
@@ -111,7 +107,7 @@ class AnswerOptions(_Part):
     """The router's say in `logit_and_weight`: logit + weight · log(router's weight)."""
 
 
-class Unknown(_Part):
+class Unknown(Part):
     """When to answer that an input belongs to no task. Both are off at 0."""
 
     lift: Annotated[float, Field(ge=0.0)] = 0.0
@@ -120,7 +116,7 @@ class Unknown(_Part):
     """Abstain if the voters agree less than this on the best task; 1 is complete agreement."""
 
 
-class Recipe(_Part):
+class Recipe(Part):
     """What to merge, and how. Unknown keys are errors."""
 
     base: str
@@ -131,7 +127,7 @@ class Recipe(_Part):
     router: RouterOptions = RouterOptions()
     answer: AnswerOptions = AnswerOptions()
     unknown: Unknown = Unknown()
-    shared_labels: list[list[str]] = []
+    shared_labels: list[list[str]] = Field(default_factory=list)
     """Groups of `task/label` that mean the same thing."""
 
     @field_validator("tasks")
@@ -152,119 +148,13 @@ class Recipe(_Part):
         Raises:
             InputError: it cannot be read, or says something that no recipe says; every fault is named with its line.
         """
-        path = Path(path)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise InputError(f"{path}: no such recipe.") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{path}: cannot be read ({error}).") from None
-        return cls.parse(text, str(path))
+        return cls.parse(yamlfile.read_text(Path(path), "recipe"), str(path))
 
     @classmethod
     def parse(cls, text: str, name: str = "recipe") -> Recipe:
         """A recipe from YAML text; `name` stands in messages."""
-        try:
-            node = yaml.compose(text, Loader=yaml.SafeLoader)
-            data = yaml.safe_load(text)
-            repeated = _repeated_keys(node)
-        except RecursionError:
-            raise InputError(f"{name}: an anchor in it refers to itself.") from None
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            where = f"{name}:{mark.line + 1}" if mark else name
-            raise InputError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
-        if not isinstance(data, dict):
-            raise InputError(f"{name}: a recipe is a mapping with the keys base and tasks.")
-        faults = [f"{name}:{line}: the key {key!r} stands there twice" for key, line in repeated]
-        try:
-            recipe = cls.model_validate(data)
-        except ValidationError as error:
-            raise InputError("\n".join([*faults, *_faults(name, node, data, error)])) from None
-        if faults:
-            raise InputError("\n".join(faults))
-        return recipe
+        return yamlfile.parse(cls, text, name, "recipe")
 
     def dump(self) -> str:
         """The recipe as YAML, with every default spelled out."""
         return yaml.safe_dump(self.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
-
-
-def _faults(name: str, node: yaml.Node | None, data: Any, error: ValidationError) -> list[str]:
-    """Every fault in the recipe's own words: line, key, what is wrong, what would be right."""
-    found: dict[tuple[str | int, ...], list[Any]] = {}
-    for one in error.errors():
-        found.setdefault(_path_in(data, one["loc"], missing=one["type"] == "missing"), []).append(one)
-    # Where a value may be of several kinds, the kind that failed further inside is the one that was meant.
-    meant = [path for path in found if not any(len(p) > len(path) and p[: len(path)] == path for p in found)]
-    return [f"{name}:{_line(node, path)}: {_fault(path, found[path])}" for path in meant]
-
-
-def _path_in(data: Any, location: Sequence[str | int], *, missing: bool) -> tuple[str | int, ...]:
-    """The keys among the parts of an error's location; the others name the alternatives that were tried."""
-    path: list[str | int] = []
-    for part in location:
-        if (isinstance(data, dict) and part in data) or (isinstance(data, list) and isinstance(part, int)):
-            path, data = [*path, part], data[part]  # type: ignore[index]
-    return (*path, location[-1]) if missing else tuple(path)
-
-
-def _fault(path: Sequence[str | int], errors: Sequence[Any]) -> str:
-    key, kind, given = ".".join(str(p) for p in path) or "recipe", errors[0]["type"], errors[0]["input"]
-    if kind == "extra_forbidden":
-        return f"unknown key {key!r} (known here: {', '.join(_known_keys(path[:-1]))})"
-    if kind == "missing":
-        return f"{key!r} is missing"
-    if kind == "too_short":
-        return f"{key!r} is empty; name at least one"
-    messages = (e["msg"].removeprefix("Value error, ").removeprefix("Input ") for e in errors)
-    words = " or ".join(dict.fromkeys(messages)).replace(" or should be ", " or ")
-    words = re.sub(r"a valid dictionary or instance of \w+", "a mapping of keys to values", words)
-    if kind == "string_type" and isinstance(given, int | float):
-        words += "; write it in quotes"
-    shown = "" if isinstance(given, dict | list) or repr(given) in words else f" (it is {given!r})"
-    return f"{key!r}: {words}{shown}"
-
-
-def _known_keys(path: Sequence[str | int]) -> list[str]:
-    """Keys of the part of a recipe at that path."""
-    parts: dict[str, type[BaseModel]] = {
-        "tasks": TaskRecipe, "head": LinearHead, "merge": MergeOptions, "router": RouterOptions, "redundancy": Redundancy,
-        "answer": AnswerOptions, "unknown": Unknown,
-    }  # fmt: skip
-    names = [p for p in path if isinstance(p, str)]
-    part = parts.get(names[-1]) if names else Recipe
-    return list(part.model_fields) if part else []
-
-
-def _line(node: yaml.Node | None, path: Sequence[str | int]) -> int:
-    """The line (from 1) of the last part of a path that stands in the text."""
-    line = 1
-    for key in path:
-        if isinstance(node, yaml.MappingNode):
-            pair = next(((k, v) for k, v in node.value if k.value == str(key)), None)
-            if pair is None:
-                break
-            line, node = pair[0].start_mark.line + 1, pair[1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
-            node = node.value[key]
-            line = node.start_mark.line + 1
-        else:
-            break
-    return line
-
-
-def _repeated_keys(node: yaml.Node | None) -> list[tuple[str, int]]:
-    """Keys that a mapping has twice; YAML's reader would keep the last without a word."""
-    found: list[tuple[str, int]] = []
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if key.value in seen:
-                found.append((key.value, key.start_mark.line + 1))
-            seen.add(key.value)
-            found += _repeated_keys(value)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            found += _repeated_keys(value)
-    return found
