@@ -96,6 +96,14 @@ def hub_model(
         return None
 
 
+def archive_source(folder: Path) -> dict[str, str]:
+    """Registry, name, version and SHA-256 of the archive that a folder in the cache was unpacked from."""
+    for parent in (folder, *folder.parents):
+        if (parent / "source.json").is_file():
+            return json.loads((parent / "source.json").read_text())
+    raise MassError(f"{folder}: no source.json beside it; it was not fetched by the suites.")
+
+
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:

@@ -1,0 +1,255 @@
+"""How an expert is made, for both suites: the protocol of the paper.
+
+A linear head is fitted on features of the frozen backbone, and frozen. Then the whole backbone is fine-tuned under it:
+AdamW, weight decay 0.1, cosine schedule after a short warm-up, gradients clipped. The accuracy before and after is noted, so
+that a reader sees what the expert has learned.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from tqdm import tqdm
+
+Features = Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Config:
+    """How to train. `samples` counts repeats: a small task is seen several times."""
+
+    samples: int = 4000
+    lr: float = 2e-5
+    batch_size: int = 32
+    weight_decay: float = 0.1
+    warmup: float = 0.1
+    clip: float = 1.0
+    seed: int = 0
+    head_decays: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Inputs with labels, and what makes a batch of them.
+
+    Attributes:
+        inputs: as many as wanted, of any kind.
+        labels: number of the class of each (n).
+        collate: a batch from a list of inputs.
+        lengths: for texts, how long each is: rows of like length then share a batch, which saves padding.
+    """
+
+    inputs: Sequence[Any]
+    labels: Tensor
+    collate: Callable[[list[Any]], Any]
+    lengths: Sequence[int] | None = field(default=None)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def batch(self, rows: Sequence[int]) -> tuple[Any, Tensor]:
+        """Inputs and labels of some rows."""
+        return self.collate([self.inputs[i] for i in rows]), self.labels[list(rows)]
+
+
+def finetune(
+    model: nn.Module,
+    features: Features,
+    head: nn.Linear,
+    train: Rows,
+    validation: Rows,
+    test: Rows,
+    config: Config,
+    name: str = "",
+) -> dict[str, Any]:
+    """Fit the head, freeze it, fine-tune the model under it; both are changed in place.
+
+    Args:
+        model: the backbone, or a model that contains it. Every parameter that needs a gradient is trained, but the head's.
+        features: what the head reads, from a batch: (b, d). It runs `model`.
+        head: a linear layer of the right size; its values are replaced.
+        train: rows to learn from.
+        validation: rows to choose the head's decay on.
+        test: rows that decide nothing.
+        config: how to train.
+        name: shown at the progress bar.
+
+    Returns:
+        What stands in `metrics.json`: accuracies before and after, time, protocol.
+    """
+    started = time.perf_counter()
+    model.eval()
+    splits = {"train": train, "validation": validation, "test": test}
+    frozen = {split: frozen_features(features, rows, f"{name} features {split}") for split, rows in splits.items()}
+    decay = fit_head(head, frozen["train"], train.labels, frozen["validation"], validation.labels, config.head_decays)
+    before = {split: _share_right(head(frozen[split]), rows.labels) for split, rows in splits.items()}
+    loss = train_backbone(model, features, head, train, config, name)
+    after = {split: accuracy(features, head, splits[split], f"{name} {split}") for split in ("validation", "test")}
+    return {
+        "frozen": before,
+        "finetuned": after,
+        "rows": {split: len(rows) for split, rows in splits.items()},
+        "head_decay": decay,
+        "last_loss": loss,
+        "seconds": round(time.perf_counter() - started, 1),
+        "protocol": asdict(config),
+    }
+
+
+@torch.no_grad()
+def frozen_features(features: Features, rows: Rows, name: str = "", batch_size: int = 64) -> Tensor:
+    """What the head reads, for every row (n, d), in the order of the rows."""
+    order = sorted(range(len(rows)), key=rows.lengths.__getitem__) if rows.lengths else list(range(len(rows)))
+    starts = tqdm(range(0, len(order), batch_size), desc=name, unit="batch", leave=False)
+    found = torch.cat([features(rows.batch(order[at : at + batch_size])[0]) for at in starts])
+    result = torch.empty_like(found)
+    result[torch.tensor(order)] = found
+    return result
+
+
+def fit_head(
+    head: nn.Linear,
+    train: Tensor,
+    labels: Tensor,
+    validation: Tensor,
+    validation_labels: Tensor,
+    decays: Sequence[float],
+) -> float:
+    """Multinomial logistic regression on features (n, d). The decay that is best on validation is returned."""
+    mean, scale = train.mean(0), train.std(0).clamp_min(1e-6)
+    best, kept = math.inf, 0.0
+    for decay in decays:
+        weight, bias = _regression((train - mean) / scale, labels, head.out_features, decay)
+        # The standardisation goes into the weights, so that the head reads plain features.
+        weight = weight / scale
+        bias = bias - weight @ mean
+        loss = float(cross_entropy(validation @ weight.T + bias, validation_labels))
+        if loss < best:
+            best, kept = loss, decay
+            with torch.no_grad():
+                head.weight.copy_(weight)
+                head.bias.copy_(bias)
+    return kept
+
+
+def train_backbone(
+    model: nn.Module, features: Features, head: nn.Linear, train: Rows, config: Config, name: str = ""
+) -> float:
+    """Train all parameters but the head's; returns the mean loss of the last tenth of the steps."""
+    head.requires_grad_(False)
+    own = {id(p) for p in head.parameters()}
+    parameters = [p for p in model.parameters() if p.requires_grad and id(p) not in own]
+    steps = max(1, round(config.samples / config.batch_size))
+    optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _cosine(step, steps, config.warmup))
+    torch.manual_seed(config.seed)
+    model.train()
+    losses: list[float] = []
+    with tqdm(batches(train, config.batch_size, steps, config.seed), total=steps, desc=name, unit="step") as bar:
+        for rows in bar:
+            inputs, labels = train.batch(rows)
+            loss = cross_entropy(head(features(inputs)), labels)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(parameters, config.clip)
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+            bar.set_postfix(loss=f"{sum(losses[-10:]) / len(losses[-10:]):.3f}", refresh=False)
+    model.eval()
+    tail = losses[-max(1, steps // 10) :]
+    return round(sum(tail) / len(tail), 4)
+
+
+def batches(rows: Rows, size: int, steps: int, seed: int) -> Iterator[list[int]]:
+    """Numbers of the rows of each step: epochs in random order, and for texts of like length within a few batches."""
+    generator = torch.Generator().manual_seed(seed)
+    queue: list[list[int]] = []
+    for _ in range(steps):
+        if not queue:
+            order = torch.randperm(len(rows), generator=generator).tolist()
+            queue = list(_chunks(order, size, rows.lengths, generator))
+        yield queue.pop()
+
+
+@torch.no_grad()
+def accuracy(features: Features, head: nn.Linear, rows: Rows, name: str = "") -> float:
+    """Share of rows that get their own label."""
+    return _share_right(head(frozen_features(features, rows, name)), rows.labels)
+
+
+def write_expert(folder: Path, save: Callable[[Path], None], metrics: dict[str, Any]) -> None:
+    """Write an expert's folder so that it appears only when it is complete.
+
+    Args:
+        folder: the expert's folder.
+        save: writes model and processor into the folder it is given.
+        metrics: goes into `metrics.json`.
+    """
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    save(partial)
+    (partial / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+
+
+def summary(name: str, metrics: dict[str, Any]) -> str:
+    """One line about an expert, for the log."""
+    frozen, tuned = metrics["frozen"], metrics["finetuned"]
+    shares = "  ".join(f"{split} {frozen[split]:.1%} -> {tuned[split]:.1%}" for split in ("validation", "test"))
+    return f"{name:20} {shares}  {metrics['seconds']:.0f} s"
+
+
+def _regression(features: Tensor, labels: Tensor, classes: int, decay: float) -> tuple[Tensor, Tensor]:
+    """Weight (classes, d) and bias of a multinomial logistic regression on standardised features."""
+    weight = torch.zeros(classes, features.shape[1], requires_grad=True)
+    bias = torch.zeros(classes, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight, bias], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = cross_entropy(features @ weight.T + bias, labels) + decay * weight.square().sum() / 2
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return weight.detach(), bias.detach()
+
+
+def _chunks(
+    order: list[int], size: int, lengths: Sequence[int] | None, generator: torch.Generator
+) -> Iterator[list[int]]:
+    """Full batches of an epoch; with lengths, those of sixteen batches at a time are sorted before they are cut."""
+    if lengths is not None:
+        window = 16 * size
+        parts = (sorted(order[at : at + window], key=lengths.__getitem__) for at in range(0, len(order), window))
+        order = [row for part in parts for row in part]
+    full = [order[at : at + size] for at in range(0, len(order), size)]
+    # A last batch with few rows would be a noisy step.
+    full = [rows for rows in full if len(rows) == size] or full
+    for number in torch.randperm(len(full), generator=generator).tolist():
+        yield full[number]
+
+
+def _cosine(step: int, steps: int, warmup: float) -> float:
+    """Share of the learning rate at a step: rising through the warm-up, then half a cosine down to zero."""
+    rising = max(1, round(warmup * steps))
+    if step < rising:
+        return (step + 1) / rising
+    return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
+
+
+def _share_right(logits: Tensor, labels: Tensor) -> float:
+    return round(float((logits.argmax(1) == labels).float().mean()), 5)

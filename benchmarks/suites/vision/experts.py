@@ -1,0 +1,95 @@
+"""Fine-tune the vision suite's experts: `python -m benchmarks.suites.vision.experts --tasks mnist,usps`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from benchmarks.suites.fetch import cache_root
+from benchmarks.suites.finetune import Config, Rows, finetune, summary, write_expert
+from benchmarks.suites.splits import read_split
+from benchmarks.suites.vision.backbone import make_base
+from benchmarks.suites.vision.tasks import TASKS, make_data
+from PIL import Image
+from torch import Tensor
+from transformers import AutoImageProcessor, Dinov2ForImageClassification
+from transformers.utils import logging
+
+QUICK = {"samples": 256}
+QUICK_ROWS = {"train": 256, "validation": 64, "test": 64}
+
+
+def experts_folder() -> Path:
+    """Where the experts lie."""
+    return cache_root() / "vision" / "experts"
+
+
+def make_expert(task: str, config: Config, quick: bool = False) -> Path:
+    """Fine-tune one task's expert once: a folder with `metrics.json` is left as it is."""
+    folder = experts_folder() / task
+    if (folder / "metrics.json").is_file():
+        return folder
+    base, data = make_base(), make_data(task)
+    processor = AutoImageProcessor.from_pretrained(base)
+
+    def collate(images: list[bytes]) -> Tensor:
+        opened = [Image.open(io.BytesIO(image)).convert("RGB") for image in images]
+        return processor(images=opened, return_tensors="pt")["pixel_values"]
+
+    splits = {split: read_split(data, split, "image") for split in ("train", "validation", "test")}
+    classes = sorted(set(splits["train"][1]))
+    rows = {
+        split: Rows(images[:most], torch.tensor([classes.index(name) for name in names[:most]]), collate)
+        for split, (images, names) in splits.items()
+        for most in [QUICK_ROWS[split] if quick else None]
+    }
+    model = Dinov2ForImageClassification.from_pretrained(
+        base,
+        num_labels=len(classes),
+        id2label=dict(enumerate(classes)),
+        label2id={name: i for i, name in enumerate(classes)},
+    )
+
+    def features(pixels: Tensor) -> Tensor:
+        """What `Dinov2ForImageClassification` gives its classifier."""
+        hidden = model.dinov2(pixels).last_hidden_state
+        return torch.cat([hidden[:, 0], hidden[:, 1:].mean(dim=1)], dim=1)
+
+    metrics = finetune(model, features, model.classifier, rows["train"], rows["validation"], rows["test"], config, task)
+
+    def save(target: Path) -> None:
+        model.save_pretrained(target)
+        processor.save_pretrained(target)
+
+    write_expert(folder, save, {**metrics, "task": task, "quick": quick})
+    print(summary(task, metrics), flush=True)
+    return folder
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", help="comma-separated; all of the suite if not given")
+    parser.add_argument("--samples", type=int, help="training samples seen, repeats included")
+    parser.add_argument("--lr", type=float, help="highest learning rate")
+    parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument(
+        "--quick", action="store_true", help="few rows and steps, to try the code; use another MASS_CACHE"
+    )
+    options = parser.parse_args(arguments)
+    logging.disable_progress_bar()
+    given = {name: getattr(options, name) for name in ("samples", "lr", "batch_size", "seed")}
+    config = dataclasses.replace(
+        Config(), **(QUICK if options.quick else {}), **{k: v for k, v in given.items() if v is not None}
+    )
+    for task in options.tasks.split(",") if options.tasks else TASKS:
+        make_expert(task, config, options.quick)
+
+
+if __name__ == "__main__":
+    main()
