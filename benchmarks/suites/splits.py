@@ -124,11 +124,13 @@ def make_split(labels: Sequence[str], groups: Rows, seed: int = 0, caps: Caps | 
         if not members:
             raise InputError(f"{label!r} has too few rows to stand in all three splits. Leave the label out.")
         _deal(members, max(1, round(share * sizes["train"])), parts["train"])
-    if len(parts["test"]) < caps.least_test:
+    # Quotas of labels are rounded, so a part may come out a few rows too large.
+    drawn = {name: random.permutation(np.asarray(rows, dtype=np.int64))[: sizes[name]] for name, rows in parts.items()}
+    if len(drawn["test"]) < caps.least_test:
         raise InputError(
-            f"only {len(parts['test'])} test rows; {caps.least_test} are wanted. Near-duplicates fill the rest."
+            f"only {len(drawn['test'])} test rows; {caps.least_test} are wanted. Near-duplicates fill the rest."
         )
-    return Split(**{name: random.permutation(np.asarray(rows, dtype=np.int64)) for name, rows in parts.items()})
+    return Split(**drawn)
 
 
 def without_repeats(values: Sequence[str] | Sequence[bytes], labels: Sequence[str]) -> Rows:
@@ -273,7 +275,7 @@ def _signatures(texts: Sequence[str]) -> NDArray[np.uint32]:
     powers = np.uint64(1_000_003) ** np.arange(_SHINGLE, dtype=np.uint64)
     result = np.empty((len(texts), _PERMUTATIONS), dtype=np.uint32)
     for row, text in enumerate(
-        tqdm(texts, desc="near-duplicates", unit="text", leave=False, disable=len(texts) < 2000)
+        tqdm(texts, desc="near-duplicates", unit="text", leave=False, disable=None if len(texts) >= 2000 else True)
     ):
         codes = np.frombuffer(f" {text} ".ljust(_SHINGLE).encode("utf-32-le"), dtype=np.uint32).astype(np.uint64)
         shingles = np.unique(np.lib.stride_tricks.sliding_window_view(codes, _SHINGLE) @ powers)
