@@ -18,8 +18,8 @@ import sys
 import tarfile
 import threading
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 from filelock import FileLock
@@ -110,7 +110,7 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _archive(registry: str, name: str, version: str, sha256: str | None, download: Any) -> Path:
+def _archive(registry: str, name: str, version: str, sha256: str | None, download: Callable[[Path], None]) -> Path:
     """The unpacked archive of one package: from the cache, else by `download(folder)`, which puts one file into `folder`."""
     downloads = cache_root() / "downloads"
     downloads.mkdir(exist_ok=True)
@@ -157,14 +157,17 @@ def _compare(digest: str, wanted: str | None, what: str, hint: str) -> None:
 def _unpack(archive: Path, target: Path) -> None:
     """Unpack a wheel, a tarball or a Debian package; entries that point outside of the folder are refused."""
     target.mkdir()
-    if archive.suffix in (".whl", ".zip"):
-        with zipfile.ZipFile(archive) as file:
-            file.extractall(target)
-    elif archive.suffix == ".deb":
-        _run(["dpkg-deb", "-x", str(archive), str(target)], target)
-    else:
-        with tarfile.open(archive) as file:
-            file.extractall(target, filter="data")
+    try:
+        if archive.suffix in (".whl", ".zip"):
+            with zipfile.ZipFile(archive) as file:
+                file.extractall(target)
+        elif archive.suffix == ".deb":
+            _run(["dpkg-deb", "-x", str(archive), str(target)], target)
+        else:
+            with tarfile.open(archive) as file:
+                file.extractall(target, filter="data")
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+        raise MassError(f"{archive.name} cannot be unpacked: {error}. Try again.") from None
 
 
 def _run(command: list[str], folder: Path) -> None:
