@@ -21,7 +21,7 @@ def folder() -> Path:
     return cache_root() / "text"
 
 
-def base() -> Path:
+def make_base() -> Path:
     """The base's folder: weights, configuration and tokenizer. Made when first asked for."""
     target = folder() / "base"
     if (target / "source.json").is_file():

@@ -256,7 +256,7 @@ def choose(names: str | None, tasks: dict[str, Task] = TASKS) -> list[str]:
     return chosen
 
 
-def prepare(name: str, seed: int = 0, caps: Caps | None = None) -> Path:
+def make_data(name: str, seed: int = 0, caps: Caps | None = None) -> Path:
     """The task's folder with its three splits; fetched and split when first asked for."""
     target = folder() / "data" / name
     if (target / "data.json").is_file():

@@ -1,0 +1,119 @@
+"""Fine-tune the text suite's experts: `python -m benchmarks.suites.text.experts --tasks imdb,glosses [--lora]`.
+
+The head reads the mean over real tokens, which is what this base was trained to give. The library's own class for BERT
+reads the first token instead, so an expert is a `BertModel` folder (or an adapter) with its head beside it:
+`head.safetensors` and `labels.json`, as `head:` of a recipe takes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from benchmarks.suites.finetune import Config, Rows, finetune, summary, write_expert
+from benchmarks.suites.lora import add_adapter, save_adapter
+from benchmarks.suites.splits import SPLITS, read_split
+from benchmarks.suites.text.backbone import HUB, folder, make_base
+from benchmarks.suites.text.tasks import TASKS, choose, make_data
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoModel, AutoTokenizer
+from transformers.utils import logging
+
+Kind = Literal["full", "lora"]
+_FOLDERS: dict[Kind, str] = {"full": "experts", "lora": "experts_lora"}
+QUICK = {"samples": 256}
+QUICK_ROWS = {"train": 256, "validation": 64, "test": 64}
+
+
+def expert_folder(task: str, kind: Kind) -> Path:
+    """Where a task's expert lies."""
+    return folder() / _FOLDERS[kind] / task
+
+
+def default_config(task: str, kind: Kind) -> Config:
+    """The protocol of a task. Adapters start from nothing, so they take larger steps and are not pulled back to zero."""
+    samples = TASKS[task].samples
+    return Config(samples, lr=5e-5) if kind == "full" else Config(samples, lr=1e-3, weight_decay=0.0)
+
+
+def make_expert(task: str, kind: Kind, config: Config, quick: bool = False) -> Path:
+    """Fine-tune one task's expert once: a folder with `metrics.json` is left as it is."""
+    target = expert_folder(task, kind)
+    if (target / "metrics.json").is_file():
+        return target
+    base, data = make_base(), make_data(task)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    classes: list[str] = json.loads((data / "data.json").read_text(encoding="utf-8"))["classes"]
+    rows = [_rows(data, split, tokenizer, classes, QUICK_ROWS[split] if quick else None) for split in SPLITS]
+    model: Any = AutoModel.from_pretrained(base)
+    if kind == "lora":
+        model = add_adapter(model)
+    head = nn.Linear(model.config.hidden_size, len(classes))
+
+    def features(batch: dict[str, Tensor]) -> Tensor:
+        return mean_token(model(**batch).last_hidden_state, batch["attention_mask"])
+
+    metrics = finetune(model, features, head, *rows, config, f"{task} ({kind})")
+
+    def save(partial: Path) -> None:
+        if kind == "lora":
+            save_adapter(model, partial, HUB)
+        else:
+            model.save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+        save_file({"weight": head.weight.data.contiguous(), "bias": head.bias.data}, partial / "head.safetensors")
+        (partial / "labels.json").write_text(json.dumps(classes, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    write_expert(target, save, {**metrics, "task": task, "kind": kind, "quick": quick})
+    print(summary(f"{task} ({kind})", metrics), flush=True)
+    return target
+
+
+def mean_token(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Mean over real tokens of hidden states (b, tokens, d)."""
+    weights = mask.unsqueeze(-1).to(hidden.dtype)
+    return (hidden * weights).sum(1) / weights.sum(1)
+
+
+def _rows(data: Path, split: str, tokenizer: Any, classes: list[str], most: int | None) -> Rows:
+    texts, labels = read_split(data, split, "text")
+    encoded = tokenizer(texts[:most], truncation=True, max_length=tokenizer.model_max_length)["input_ids"]
+    numbers = torch.tensor([classes.index(label) for label in labels[:most]])
+
+    def collate(tokens: list[list[int]]) -> dict[str, Tensor]:
+        padded = nn.utils.rnn.pad_sequence([torch.tensor(t) for t in tokens], batch_first=True, padding_value=0)
+        lengths = torch.tensor([len(t) for t in tokens])
+        return {"input_ids": padded, "attention_mask": (torch.arange(padded.shape[1]) < lengths[:, None]).long()}
+
+    return Rows(encoded, numbers, collate, [len(tokens) for tokens in encoded])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", help="comma-separated; all of the suite if not given")
+    parser.add_argument("--lora", action="store_true", help="adapters of rank 8 instead of full fine-tunes")
+    parser.add_argument("--samples", type=int, help="training samples seen, repeats included")
+    parser.add_argument("--lr", type=float, help="highest learning rate")
+    parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument(
+        "--quick", action="store_true", help="few rows and steps, to try the code; use another MASS_CACHE"
+    )
+    options = parser.parse_args(arguments)
+    logging.disable_progress_bar()
+    kind: Kind = "lora" if options.lora else "full"
+    given = {name: getattr(options, name) for name in ("samples", "lr", "batch_size", "seed")}
+    changed = {**(QUICK if options.quick else {}), **{k: v for k, v in given.items() if v is not None}}
+    for task in choose(options.tasks):
+        make_expert(task, kind, dataclasses.replace(default_config(task, kind), **changed), options.quick)
+
+
+if __name__ == "__main__":
+    main()
