@@ -26,14 +26,14 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
 Kind = Literal["full", "lora"]
-_FOLDERS: dict[Kind, str] = {"full": "experts", "lora": "experts_lora"}
+FOLDERS: dict[Kind, str] = {"full": "experts", "lora": "experts_lora"}
 QUICK = {"samples": 256}
 QUICK_ROWS = {"train": 256, "validation": 64, "test": 64}
 
 
 def expert_folder(task: str, kind: Kind) -> Path:
     """Where a task's expert lies."""
-    return folder() / _FOLDERS[kind] / task
+    return folder() / FOLDERS[kind] / task
 
 
 def default_config(task: str, kind: Kind) -> Config:

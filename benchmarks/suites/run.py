@@ -1,0 +1,211 @@
+"""A suite from nothing to its report: fetch, finetune, merge, evaluate, report.
+
+Each step skips what is there already, so a run that was stopped goes on where it was. What is merged and evaluated is run by
+the `mass` command, as a user would; the commands are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.suites.fetch import cache_root
+from benchmarks.suites.summary import write_summary
+
+from massmerge import __version__
+from massmerge.errors import InputError, MassError
+
+STEPS = ("fetch", "finetune", "merge", "evaluate", "report")
+DEFAULT_SETS = {"vision": ("core", "all"), "text": ("core", "all", "lora")}
+QUICK_ROWS = 40
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The parts of one suite, found by their names in its package."""
+
+    name: str
+    backbone: Any
+    tasks: Any
+    experts: Any
+    recipe: Any
+
+    @property
+    def folder(self) -> Path:
+        """Where base, data, experts, bundles and reports lie."""
+        return cache_root() / self.name
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some tasks that are merged into one bundle and evaluated together."""
+
+    name: str
+    tasks: tuple[str, ...]
+
+    @property
+    def adapters(self) -> bool:
+        """Whether its experts are LoRA adapters."""
+        return self.name.startswith("lora")
+
+
+def open_suite(name: str) -> Suite:
+    """The suite's modules; imported when needed, because each brings its own model class."""
+    parts = {part: importlib.import_module(f"benchmarks.suites.{name}.{part}") for part in _PARTS}
+    return Suite(name, **parts)
+
+
+_PARTS = ("backbone", "tasks", "experts", "recipe")
+
+
+def choose_batches(suite: Suite, sets: str | None, tasks: str | None) -> list[Batch]:
+    """The sets that were asked for, cut to the tasks that were asked for.
+
+    Raises:
+        InputError: there is no such set or task; those that there are are listed.
+    """
+    names = _listed(sets) or DEFAULT_SETS[suite.name]
+    known = suite.recipe.SETS
+    if unknown := [name for name in names if name not in known]:
+        raise InputError(f"no such set: {', '.join(unknown)}. The {suite.name} suite has {', '.join(known)}.")
+    wanted = _listed(tasks)
+    if unknown := [task for task in wanted if task not in suite.tasks.TASKS]:
+        raise InputError(
+            f"no such task: {', '.join(unknown)}. The {suite.name} suite has {', '.join(suite.tasks.TASKS)}."
+        )
+    if not wanted:
+        return [Batch(name, tuple(known[name])) for name in names]
+    # Other names, so that the files of the whole sets stay.
+    batches = [Batch(f"{name}-part", tuple(task for task in known[name] if task in wanted)) for name in names]
+    return [batch for batch in batches if batch.tasks]
+
+
+def fetch(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
+    """The base and the data."""
+    suite.backbone.make_base()
+    for task in batch.tasks:
+        suite.tasks.make_data(task)
+
+
+def finetune(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
+    """An expert for each task."""
+    flags = [*(["--quick"] if options.quick else []), *(["--lora"] if batch.adapters else [])]
+    suite.experts.main(["--tasks", ",".join(batch.tasks), *flags])
+
+
+def merge(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
+    """The bundle, unless one of the same recipe and experts is there."""
+    recipe, _ = suite.recipe.write_files(batch.name, batch.tasks)
+    folder = "experts_lora" if batch.adapters else "experts"
+    metrics = [suite.folder / folder / task / "metrics.json" for task in batch.tasks]
+    bundle = _bundle(suite, batch)
+    bundle.parent.mkdir(exist_ok=True)
+    _once(bundle.with_suffix(".key"), bundle, [recipe, *metrics], options.again, lambda: _mass(
+        "merge", recipe, bundle, "--overwrite"
+    ))  # fmt: skip
+
+
+def evaluate(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
+    """The figures on the test split, with a report folder for each bundle."""
+    _, suite_file = suite.recipe.write_files(batch.name, batch.tasks)
+    bundle, report = _bundle(suite, batch), suite.folder / "report" / batch.name
+    if not (bundle / "mass.json").is_file():
+        raise InputError(f"{bundle}: no bundle there. Run the merge step first.")
+    report.parent.mkdir(exist_ok=True)
+    limit = ["--limit", str(QUICK_ROWS)] if options.quick else []
+    _once(report.with_suffix(".key"), report, [suite_file, bundle / "mass.json"], options.again, lambda: _mass(
+        "eval", bundle, suite_file, "--report", report, *limit
+    ))  # fmt: skip
+
+
+def report(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
+    """One page about experts and bundles of the suite."""
+    print(f"  {write_summary(suite.folder, suite.name)}", flush=True)
+
+
+_RUN: dict[str, Callable[[Suite, Batch, argparse.Namespace], None]] = {
+    "fetch": fetch, "finetune": finetune, "merge": merge, "evaluate": evaluate, "report": report,
+}  # fmt: skip
+
+
+def run(suite: Suite, batches: Sequence[Batch], steps: Sequence[str], options: argparse.Namespace) -> None:
+    """All steps of each set, set after set: the first bundle is evaluated before the next experts are trained."""
+    for batch in batches:
+        for step in steps:
+            print(f"\n{suite.name} · {batch.name} ({len(batch.tasks)} tasks) · {step}", flush=True)
+            began = time.perf_counter()
+            _RUN[step](suite, batch, options)
+            print(f"  {step} done in {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.suites", description=__doc__)
+    parser.add_argument("suite", choices=tuple(DEFAULT_SETS))
+    parser.add_argument("--sets", help="comma-separated: core, extended, all, and for text lora")
+    parser.add_argument("--tasks", help="comma-separated; of the sets, only these tasks")
+    parser.add_argument("--steps", help=f"comma-separated, of {', '.join(STEPS)}; all if not given")
+    parser.add_argument("--quick", action="store_true", help="few rows and steps, in a cache of its own: does it run?")
+    parser.add_argument("--again", action="store_true", help="merge and evaluate even if nothing has changed")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        _use_quick_cache()
+    try:
+        steps = _listed(options.steps) or STEPS
+        if unknown := [step for step in steps if step not in STEPS]:
+            raise InputError(f"no such step: {', '.join(unknown)}. The steps are {', '.join(STEPS)}.")
+        suite = open_suite(options.suite)
+        run(suite, choose_batches(suite, options.sets, options.tasks), [s for s in STEPS if s in steps], options)
+    except MassError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
+    return 0
+
+
+def _use_quick_cache() -> None:
+    """A cache below the real one, which shares its downloads: experts of a quick run must not be taken for real ones."""
+    downloads = cache_root() / "downloads"
+    downloads.mkdir(exist_ok=True)
+    os.environ["MASS_CACHE"] = str(cache_root().parent / "quick")
+    link = cache_root() / "downloads"
+    if not link.exists():
+        link.symlink_to(downloads, target_is_directory=True)
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def _bundle(suite: Suite, batch: Batch) -> Path:
+    return suite.folder / "bundles" / batch.name
+
+
+def _once(stamp: Path, made: Path, inputs: Sequence[Path], again: bool, make: Callable[[], None]) -> None:
+    """Make something unless it was made from inputs of the same content by the same version."""
+    digest = hashlib.sha256(__version__.encode())
+    for path in inputs:
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    key = digest.hexdigest()
+    if not again and made.exists() and stamp.is_file() and stamp.read_text(encoding="utf-8") == key:
+        print(f"  {made}: up to date", flush=True)
+        return
+    make()
+    stamp.write_text(key, encoding="utf-8")
+
+
+def _mass(*arguments: str | Path) -> None:
+    """Run the `mass` command that belongs to this Python."""
+    print(f"  $ mass {' '.join(map(str, arguments))}", flush=True)
+    command = [sys.executable, "-c", "from massmerge.cli.main import main; main()", *map(str, arguments)]
+    code = subprocess.run(command, check=False).returncode
+    if code:
+        raise MassError(f"`mass {arguments[0]}` ended with exit code {code}; its message is above.")
