@@ -5,6 +5,7 @@ import json
 
 import pyarrow
 import pytest
+from PIL import Image
 from pyarrow import parquet
 
 from massmerge import InputError
@@ -184,6 +185,27 @@ def test_pictures_in_a_table_are_relative_to_it(here):
     (here / "data").mkdir()
     write_table(here / "data" / "t.csv", [{"file": "a.png"}])
     assert [str(item) for _, item in items("data/t.csv", image=True, column="file")] == ["data/a.png"]
+
+
+@pytest.mark.parametrize("as_struct", [False, True], ids=["bytes", "struct"])
+def test_pictures_in_a_table_may_be_bytes_or_what_datasets_writes(here, as_struct):
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 3), "red").save(buffer, "PNG")
+    cells = [buffer.getvalue(), b"no picture"]
+    rows = [{"image": {"bytes": cell, "path": None} if as_struct else cell} for cell in cells]
+    write_table(here / "t.parquet", rows)
+    found = items("t.parquet", image=True, column="image")
+    assert found[0][1].size == (4, 3)
+    assert found[1][1] == "not an image that can be read (cannot identify image file these bytes)."
+
+
+def test_a_struct_without_bytes_is_a_path_relative_to_the_table(here):
+    write_table(
+        here / "t.parquet", [{"image": {"bytes": None, "path": "a.png"}}, {"image": {"bytes": b"", "path": None}}]
+    )
+    found = items("t.parquet", image=True, column="image")
+    assert str(found[0][1]) == "a.png"
+    assert found[1][1] == "there is neither a picture nor a path."
 
 
 def test_a_broken_line_of_json_is_an_error_and_the_others_go_on(here):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
+
+from PIL import Image, UnidentifiedImageError
 
 from massmerge.errors import InputError, MassError
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 csv.field_size_limit(10**8)  # a cell may hold a book; 128 KiB is the default
+_PARQUET_ROWS = 256  # a row may hold a picture; by default 65,536 would be in memory at once
 TABLE_SUFFIXES = {".csv", ".tsv", ".jsonl", ".parquet"}
 
 
@@ -112,36 +117,59 @@ def _read_text(path: Path) -> str | InputError:
 
 
 def _table(path: Path, column: str | None, *, image: bool) -> Iterator[NamedInput]:
-    """A column of a table; pictures in it are paths relative to the table."""
-    reader: Callable[[Path, str], Iterator[dict[str, Any] | InputError]] = {
-        ".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet,
-    }[path.suffix.lower()]  # fmt: skip
+    """A column of a table; pictures in it are bytes, or paths relative to the table."""
     if column is None:
         yield NamedInput(str(path), InputError(f"{path}: say which column holds the inputs: --column NAME."))
         return
-    for number, row in enumerate(reader(path, column), 1):
+    for number, row in enumerate(read_table(path, [column]), 1):
         name = f"{path}:{number}"
         if isinstance(row, InputError):
             yield NamedInput(name, row)
         elif row.get(column) in (None, ""):
             yield NamedInput(name, InputError(f"{name}: the column {column!r} is empty."))
         else:
-            yield NamedInput(name, path.parent / str(row[column]) if image else str(row[column]))
+            yield NamedInput(name, picture(row[column], path.parent) if image else str(row[column]))
 
 
-def _csv(path: Path, column: str) -> Iterator[dict[str, Any] | InputError]:
+def read_table(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any] | InputError]:
+    """Rows of a .csv, .tsv, .jsonl or .parquet file, one after the other; what cannot be read is an error in its place."""
+    reader: Callable[[Path, Sequence[str]], Iterator[dict[str, Any] | InputError]] = {
+        ".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet,
+    }[path.suffix.lower()]  # fmt: skip
+    return reader(path, columns)
+
+
+def picture(cell: Any, folder: Path) -> Any:
+    """The picture of a cell: bytes of an image file, `{bytes, path}` as `datasets` writes it, or a path from `folder`."""
+    if isinstance(cell, dict):
+        cell = cell.get("bytes") or cell.get("path")
+    if isinstance(cell, bytes):
+        try:
+            return Image.open(io.BytesIO(cell))
+        except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
+            return InputError(f"not an image that can be read ({_without_address(error)}).")
+    return folder / str(cell) if cell else InputError("there is neither a picture nor a path.")
+
+
+def _without_address(error: Exception) -> str:
+    """What an error says; the address of a buffer is of no use to anyone, and differs from run to run."""
+    return re.sub(r"<_io\.BytesIO object at \w+>", "these bytes", str(error))
+
+
+def _csv(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any] | InputError]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-            if column not in (reader.fieldnames or []):
-                yield _no_column(path, column, reader.fieldnames or [])
+            missing = _first_missing(columns, reader.fieldnames or [])
+            if missing is not None:
+                yield _no_column(path, missing, reader.fieldnames or [])
                 return
             yield from reader
     except (UnicodeDecodeError, csv.Error) as error:
         yield InputError(f"{path}: cannot be read as a table ({error}).")
 
 
-def _jsonl(path: Path, column: str) -> Iterator[dict[str, Any] | InputError]:
+def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any] | InputError]:
     try:
         with path.open(encoding="utf-8") as file:
             for line in file:
@@ -152,28 +180,35 @@ def _jsonl(path: Path, column: str) -> Iterator[dict[str, Any] | InputError]:
                 except ValueError as error:
                     yield InputError(f"{path}: not valid JSON ({error}).")
                     continue
-                if not isinstance(row, dict) or column not in row:
-                    yield _no_column(path, column, list(row) if isinstance(row, dict) else [])
+                missing = _first_missing(columns, row if isinstance(row, dict) else [])
+                if missing is not None:
+                    yield _no_column(path, missing, list(row) if isinstance(row, dict) else [])
                 else:
                     yield row
     except UnicodeDecodeError as error:
         yield InputError(f"{path}: not UTF-8 text ({error.reason}).")
 
 
-def _parquet(path: Path, column: str) -> Iterator[dict[str, Any] | InputError]:
+def _parquet(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any] | InputError]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
         raise MassError("Parquet files need pyarrow: pip install 'massmerge[eval]'") from None
     try:
         file = parquet.ParquetFile(path)
-        if column not in file.schema_arrow.names:
-            yield _no_column(path, column, file.schema_arrow.names)
+        missing = _first_missing(columns, file.schema_arrow.names)
+        if missing is not None:
+            yield _no_column(path, missing, file.schema_arrow.names)
             return
-        for batch in file.iter_batches(columns=[column]):
+        for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=list(columns)):
             yield from batch.to_pylist()
     except (ArrowException, OSError) as error:
         yield InputError(f"{path}: cannot be read as Parquet ({error}).")
+
+
+def _first_missing(columns: Iterable[str], there: Iterable[str]) -> str | None:
+    known = set(there)
+    return next((column for column in columns if column not in known), None)
 
 
 def _no_column(path: Path, column: str, there: Iterable[str]) -> InputError:
