@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 
 import numpy as np
 import pytest
@@ -275,3 +276,23 @@ def test_no_drawing_is_in_two_tasks():
 )
 def test_x_rays_say_whose_they_are(name, person):
     assert tasks._person(name) == person
+
+
+def test_a_varied_image_is_a_part_of_it_and_the_same_for_the_same_seed():
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8))
+    one, other = (experts.vary(image, random.Random(3)) for _ in range(2))
+    assert np.array_equal(np.asarray(one), np.asarray(other))
+    assert 35 <= one.width <= 50
+    assert 28 <= one.height <= 40
+
+
+def test_batches_for_training_can_differ_from_those_that_the_head_is_fitted_on():
+    net, seen = Net(), []
+
+    def collate(inputs):
+        seen.append(len(inputs))
+        return torch.stack(inputs)
+
+    train = _rows(48, 0)
+    ft.finetune(net, net.features, net.head, train, train, train, ft.Config(samples=48, batch_size=16), collate=collate)
+    assert seen == [16, 16, 16]

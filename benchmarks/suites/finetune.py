@@ -7,12 +7,13 @@ that a reader sees what the expert has learned.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class Rows:
     inputs: Sequence[Any]
     labels: Tensor
     collate: Callable[[list[Any]], Any]
-    lengths: Sequence[int] | None = field(default=None)
+    lengths: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -71,6 +72,7 @@ def finetune(
     test: Rows,
     config: Config,
     name: str = "",
+    collate: Callable[[list[Any]], Any] | None = None,
 ) -> dict[str, Any]:
     """Fit the head, freeze it, fine-tune the model under it; both are changed in place.
 
@@ -83,17 +85,20 @@ def finetune(
         test: rows that decide nothing.
         config: how to train.
         name: shown at the progress bar.
+        collate: makes the batches that the backbone is trained on, if they are to differ from those of the head.
 
     Returns:
         What stands in `metrics.json`: accuracies before and after, time, protocol.
     """
-    started = time.perf_counter()
+    started, busy = time.perf_counter(), time.process_time()
     model.eval()
     splits = {"train": train, "validation": validation, "test": test}
     frozen = {split: frozen_features(features, rows, f"{name} features {split}") for split, rows in splits.items()}
     decay = fit_head(head, frozen["train"], train.labels, frozen["validation"], validation.labels, config.head_decays)
     before = {split: _share_right(head(frozen[split]), rows.labels) for split, rows in splits.items()}
-    loss = train_backbone(model, features, head, train, config, name)
+    loss = train_backbone(
+        model, features, head, dataclasses.replace(train, collate=collate or train.collate), config, name
+    )
     after = {split: accuracy(features, head, splits[split], f"{name} {split}") for split in ("validation", "test")}
     return {
         "frozen": before,
@@ -102,6 +107,7 @@ def finetune(
         "head_decay": decay,
         "last_loss": loss,
         "seconds": round(time.perf_counter() - started, 1),
+        "processor_seconds": round(time.process_time() - busy, 1),
         "protocol": asdict(config),
     }
 
