@@ -5,6 +5,9 @@ __version__ = "0.1.0"
 from massmerge.answers import Answer, Prediction, Routing
 from massmerge.bundle import Bundle
 from massmerge.errors import InputError, MassError, Problem
+from massmerge.evaluation.evaluate import evaluate
+from massmerge.evaluation.results import Evaluation
+from massmerge.evaluation.suite import Suite
 from massmerge.merge import merge
 from massmerge.model import Model, load
 from massmerge.plan import Plan
@@ -12,6 +15,6 @@ from massmerge.prepare import make_plan
 from massmerge.recipe import Recipe
 
 __all__ = [
-    "Answer", "Bundle", "InputError", "MassError", "Model", "Plan", "Prediction", "Problem", "Recipe", "Routing",
-    "__version__", "load", "make_plan", "merge",
+    "Answer", "Bundle", "Evaluation", "InputError", "MassError", "Model", "Plan", "Prediction", "Problem", "Recipe",
+    "Routing", "Suite", "__version__", "evaluate", "load", "make_plan", "merge",
 ]  # fmt: skip

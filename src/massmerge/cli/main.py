@@ -10,6 +10,7 @@ import click
 import massmerge
 from massmerge.cli.calibrate import calibrate
 from massmerge.cli.demo import demo
+from massmerge.cli.eval import eval_
 from massmerge.cli.explain import explain
 from massmerge.cli.inspect import inspect
 from massmerge.cli.merge import merge
@@ -34,5 +35,5 @@ def main() -> None:
     logging.disable_progress_bar()
 
 
-for verb in (plan, merge, predict, explain, inspect, verify, calibrate, demo):
+for verb in (plan, merge, predict, explain, inspect, verify, calibrate, eval_, demo):
     main.add_command(verb)

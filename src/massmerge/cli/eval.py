@@ -1,0 +1,177 @@
+"""`mass eval`: how good a bundle is, on a suite of labelled data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+from massmerge.cli.common import plural, print_json, table, verb
+from massmerge.errors import InputError
+from massmerge.evaluation.evaluate import evaluate
+from massmerge.evaluation.prepared import Prepared, prepare_evaluation
+from massmerge.evaluation.report import Table
+from massmerge.evaluation.results import Evaluation
+from massmerge.evaluation.summary import confusion_table, facts, mean_table, mistakes, task_table, title_of
+
+_WIDEST_MATRIX = 12  # tasks; a wider one has no place in a terminal
+_SHOWN_FAILURES = 5
+
+
+@click.command("eval")
+@click.argument("bundle", type=click.Path(file_okay=False))
+@click.argument("suite", type=click.Path(dir_okay=False))
+@click.option("--task", "tasks", multiple=True, help="Measure these tasks of the suite only. May be repeated.")
+@click.option("--split", help="What {split} stands for in the suite's paths, such as validation.  [default: test]")
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many rows of each task, drawn at random.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
+              help="Of the draw of rows, of the stream's order and of the bootstrap.")  # fmt: skip
+@click.option("--router", help="Another router than the bundle's: projection, or one that `mass calibrate` fitted.")
+@click.option("--route", type=click.Choice(["input", "batch"]), default="input", show_default=True,
+              help="Decide for each input, or once a batch; the stream is then of batches of one task.")  # fmt: skip
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Inputs that run at once."
+)
+@click.option("--unknown", "limits", multiple=True, metavar="KIND=LIMIT",
+              help="When to abstain, instead of the recipe's limits, such as lift=1.1. May be repeated.")  # fmt: skip
+@click.option("--cache", default="0", show_default=True, help="Memory for dense weights of hot sets, such as 512MB.")
+@click.option("--oracle/--no-oracle", default=True, show_default=True,
+              help="Also answer with the task given, which shows what routing costs.")  # fmt: skip
+@click.option("--experts", is_flag=True, help="Measure each task's own expert on the same rows.")
+@click.option(
+    "--folder", type=click.Path(file_okay=False), help="Where the recipe's relative paths start; here by default."
+)
+@click.option("--report", type=click.Path(file_okay=False), help="Write tables, plots and all answers to this folder.")
+@click.option("--dry-run", is_flag=True, help="Say what would be run, and run nothing.")
+@verb
+def eval_(
+    bundle: str, suite: str, tasks: tuple[str, ...], split: str | None, limit: int | None, seed: int, router: str | None,
+    route: Any, batch_size: int, limits: tuple[str, ...], cache: str, oracle: bool, experts: bool, folder: str | None,
+    report: str | None, dry_run: bool, as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Measure BUNDLE on the labelled data that SUITE names.
+
+    Inputs of all tasks are shuffled into one stream without task names; an answer is right when task and label both are.
+    """
+    unknown = _limits(limits)
+    if dry_run:
+        ready = prepare_evaluation(bundle, suite, tasks=tasks, split=split, limit=limit, seed=seed)
+        passes = _passes(ready, oracle=oracle, experts=experts)
+        if as_json:
+            print_json({**_plan(ready), "passes": passes})
+        elif not quiet:
+            click.echo(describe_plan(ready, passes))
+        return
+
+    def progress(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
+        return tqdm(items, what, total, leave=False, disable=quiet or as_json or None, delay=1.0)
+
+    found = evaluate(
+        bundle, suite, tasks=tasks, split=split, limit=limit, seed=seed, router=router, route=route,
+        batch_size=batch_size, unknown=unknown, cache=cache, oracle=oracle, experts=experts, expert_folder=folder,
+        report=report, progress=progress,
+    )  # fmt: skip
+    if as_json:
+        print_json(found.to_dict())
+    elif not quiet:
+        click.echo(describe(found))
+        if report:
+            click.echo(f"\nreport in {report}: report.html, report.md, result.json, every answer")
+    _warn(found)
+
+
+def _limits(given: tuple[str, ...]) -> dict[str, float] | None:
+    """Limits of abstention as `predict` takes them; none leaves those of the recipe."""
+    found: dict[str, float] = {}
+    for entry in given:
+        kind, equals, limit = entry.partition("=")
+        try:
+            found[kind] = float(limit)
+        except ValueError:
+            equals = ""
+        if not equals or kind not in ("lift", "agreement"):
+            raise InputError(f"{entry!r}: write --unknown lift=NUMBER or --unknown agreement=NUMBER.")
+    return found or None
+
+
+def _warn(found: Evaluation) -> None:
+    """Notes and failures, on standard error so that they are never taken for figures."""
+    mark = click.style("note", fg="yellow", bold=True)
+    for note in found.notes:
+        click.echo(f"{mark}: {note}", err=True)
+    failures = found.failures
+    if failures:
+        mark = click.style("warning", fg="yellow", bold=True)
+        click.echo(f"{mark}: {plural(len(failures), 'row')} could not be read and count as wrong:", err=True)
+        for name, error in failures[:_SHOWN_FAILURES]:
+            click.echo(f"    {error if error.startswith(name) else f'{name}: {error}'}", err=True)
+        if len(failures) > _SHOWN_FAILURES:
+            click.echo(f"    … and {len(failures) - _SHOWN_FAILURES} more; --json and --report have all", err=True)
+
+
+def describe(found: Evaluation) -> str:
+    """An evaluation for the terminal."""
+    parts = [click.style(title_of(found), bold=True), _text(task_table(found)), _text(mean_table(found))]
+    wrong = mistakes(found)
+    if not wrong:
+        parts.append("every row was routed to its own task")
+    elif len(found.tasks) <= _WIDEST_MATRIX:
+        parts.append(_text(confusion_table(found)))
+    else:
+        parts.append("most frequent mistakes of routing\n" + "\n".join(f"  {line}" for line in wrong))
+    parts.append("\n".join(f"{name}: {words}" for name, words in facts(found)))
+    return "\n\n".join(parts)
+
+
+def _text(shown: Table) -> str:
+    return table(shown.headers, shown.rows)
+
+
+def _plan(ready: Prepared) -> dict[str, Any]:
+    """What would be run, as plain data."""
+    return {
+        "suite": ready.suite.name,
+        "tasks": [
+            {
+                "task": name,
+                "data": data.where,
+                "rows": len(data),
+                "total": data.total,
+                "metric": ready.suite.tasks[name].metric,
+                "classes": dict(sorted(Counter(data.labels).items())),
+            }
+            for name, data in ready.data.items()
+        ],
+        "shared_labels": ready.shared,
+        "notes": ready.notes,
+    }
+
+
+def _passes(ready: Prepared, *, oracle: bool, experts: bool) -> list[str]:
+    rows = plural(sum(ready.counts.values()), "row")
+    passes = [f"{rows} as one stream without task names"]
+    if oracle:
+        passes.append("those that are not routed to their own task alone, with the task given")
+    if experts:
+        passes.append(f"{rows} through the experts: {', '.join(ready.data)}")
+    return passes
+
+
+def describe_plan(ready: Prepared, passes: list[str]) -> str:
+    """What would be run, for the terminal."""
+    rows = []
+    for task in _plan(ready)["tasks"]:
+        known = len(ready.labels[task["task"]])
+        classes = "numbers" if task["metric"] == "spearman" else f"{len(task['classes'])} of {known}"
+        rows.append([task["task"], f"{task['rows']:,}", f"{task['total']:,}", classes, task["metric"], task["data"]])
+    parts = [
+        click.style(f"{ready.suite.name}: {plural(len(rows), 'task')}; nothing is run", bold=True),
+        table(["task", "rows", "there are", "classes", "metric", "data"], rows),
+        "would run\n" + "\n".join(f"  {line}" for line in passes),
+        *([f"{plural(len(ready.shared), 'group')} of shared labels"] if ready.shared else []),
+        *ready.notes,
+    ]
+    return "\n\n".join(parts)

@@ -1,0 +1,198 @@
+"""Rows of a suite: which of them are taken, their labels in the words of the heads, and the order of the stream."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from massmerge.errors import InputError, MassError, listing
+from massmerge.evaluation.sources import Source, open_source
+from massmerge.evaluation.spool import Spool
+from massmerge.evaluation.suite import Suite, SuiteTask
+
+_SHOWN = 30  # labels of each side in an error; more would drown the message
+
+
+@dataclass
+class TaskData:
+    """The rows of one task that are measured."""
+
+    task: str
+    source: Source
+    rows: list[int]
+    """Their places in the source, ascending."""
+    labels: list[str]
+    """Their labels, in the head's words."""
+    total: int
+    """How many rows the source has."""
+    inputs: Spool = field(default_factory=Spool)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def where(self) -> str:
+        """Path or id of the source."""
+        return self.source.where
+
+    def row_name(self, place: int) -> str:
+        """How one of these rows is called in reports."""
+        return self.source.row_name(self.rows[place])
+
+    def read_inputs(self) -> None:
+        """Copy the inputs to the spool."""
+        for item in self.source.inputs(self.rows[len(self.inputs) :]):
+            self.inputs.add(item)
+        if len(self.inputs) != len(self.rows):
+            raise MassError(f"{self.where}: has changed while it was read: rows are missing. Run again.")
+
+    def sha256(self) -> str:
+        """Checksum of inputs and labels, so that figures of the same rows can be told from others."""
+        digest = hashlib.sha256()
+        for place, label in enumerate(self.labels):
+            content = hashlib.sha256(self.inputs.content(place)).digest()
+            digest.update(content + hashlib.sha256(label.encode()).digest())
+        return digest.hexdigest()
+
+
+def read_task(
+    name: str,
+    task: SuiteTask,
+    folder: Path,
+    known: Sequence[str],
+    *,
+    image: bool,
+    split: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+) -> TaskData:
+    """Choose the rows of a task and read their labels; the inputs are read by `TaskData.read_inputs`.
+
+    Args:
+        name: the task.
+        task: what the suite says of it.
+        folder: what relative paths start from.
+        known: the labels of its head.
+        image: whether inputs are images.
+        split: the split, if one is asked for.
+        limit: at most so many rows, drawn at random.
+        seed: of that draw; a smaller limit takes some of the rows of a larger one.
+
+    Raises:
+        InputError: the source is not there, is empty, or has labels that the head does not know.
+    """
+    source = open_source(task, folder, split, image=image)
+    labels = [task.head_label(value) for value in source.labels()]
+    if not labels:
+        raise InputError(f"{source.where}: has no rows. A task needs at least one.")
+    if "" in labels:
+        row, count = labels.index(""), labels.count("")
+        raise InputError(
+            f"{source.row_name(row)}: has no label ({count} of {len(labels)} rows). Fill it in, or remove it."
+        )
+    if task.metric == "spearman":
+        _refuse_other_than_numbers(source, labels, known)
+    else:
+        _refuse_unknown_labels(source, task, labels, known)
+    draw = np.random.default_rng((seed, zlib.crc32(name.encode()))).permutation(len(labels))
+    rows = sorted(draw[:limit].tolist())
+    return TaskData(name, source, rows, [labels[row] for row in rows], len(labels))
+
+
+def _refuse_unknown_labels(source: Source, task: SuiteTask, labels: list[str], known: Sequence[str]) -> None:
+    unknown = sorted(set(labels) - set(known))
+    if unknown:
+        raise InputError(
+            f"{source.where}: the head does not know {len(unknown)} of the data's labels, such as {unknown[0]!r}.\n"
+            f"  labels in the data: {_some(sorted(set(labels)))}\n  labels of the head: {_some(known)}\n"
+            "  Map them in the suite: `labels: {label in the data: label of the head}`."
+        )
+    given = [task.positive] if task.positive is not None else []
+    given += list(task.labels.values()) if isinstance(task.labels, dict) else task.labels or []
+    strange = sorted(set(given) - set(known))
+    if strange:
+        raise InputError(
+            f"{source.where}: the suite names labels that the head does not have: {_some(strange)}.\n"
+            f"  labels of the head: {_some(known)}"
+        )
+
+
+def _some(labels: Iterable[str]) -> str:
+    names = list(labels)
+    rest = f", … and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + rest
+
+
+def _refuse_other_than_numbers(source: Source, labels: list[str], known: Sequence[str]) -> None:
+    if len(known) != 1:
+        raise InputError(
+            f"{source.where}: `metric: spearman` is for heads with one output; this one has {len(known)}: {_some(known)}."
+        )
+    for row, label in enumerate(labels):
+        try:
+            good = math.isfinite(float(label))
+        except ValueError:
+            good = False
+        if not good:
+            raise InputError(f"{source.row_name(row)}: {label!r} is no number, which `metric: spearman` needs.")
+
+
+def read_suite(
+    suite: Suite,
+    folder: Path,
+    known: Mapping[str, Sequence[str]],
+    *,
+    image: bool,
+    split: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+) -> dict[str, TaskData]:
+    """Choose the rows of every task and read their labels; what is wrong with any of them is told at once.
+
+    Args:
+        suite: the suite.
+        folder: what its relative paths start from.
+        known: for each task of the bundle the labels of its head.
+        image: whether inputs are images.
+        split: the split, if one is asked for; `test` otherwise.
+        limit: at most so many rows of each task.
+        seed: of the draw of rows.
+    """
+    absent = [task for task in suite.tasks if task not in known]
+    if absent:
+        raise InputError(
+            f"the bundle has no task {', '.join(map(repr, absent))} with labels; there are {', '.join(known) or 'none'}. "
+            "Rename it in the suite, merge a bundle with it, or choose tasks by --task."
+        )
+    found: dict[str, TaskData] = {}
+    faults: list[str] = []
+    for name, task in suite.tasks.items():
+        try:
+            found[name] = read_task(name, task, folder, known[name], image=image, split=split, limit=limit, seed=seed)
+        except InputError as error:
+            faults.append(f"task {name}: {error}")
+    if faults:
+        raise InputError("\n".join(faults) if len(faults) == 1 else f"{len(faults)} tasks:{listing(faults, 100)}")
+    return found
+
+
+def stream_order(counts: Mapping[str, int], seed: int) -> list[tuple[str, int]]:
+    """Every row of every task once, as (task, place), in an order that only the seed decides."""
+    everything = [(task, place) for task, count in counts.items() for place in range(count)]
+    return [everything[i] for i in np.random.default_rng(seed).permutation(len(everything))]
+
+
+def batches_of_one_task(counts: Mapping[str, int], size: int, seed: int) -> list[list[tuple[str, int]]]:
+    """Every row once, in batches whose rows are of one task; rows and batches are both shuffled."""
+    draws = np.random.default_rng(seed)
+    batches = []
+    for task, count in counts.items():
+        places = draws.permutation(count).tolist()
+        batches += [[(task, place) for place in places[i : i + size]] for i in range(0, count, size)]
+    return [batches[i] for i in draws.permutation(len(batches))]

@@ -1,0 +1,159 @@
+"""Measures a bundle on a suite, in a way that cannot flatter: one shuffled stream, no task names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from massmerge.errors import InputError
+from massmerge.evaluation.experts import Experts, open_experts
+from massmerge.evaluation.metrics import shared_groups
+from massmerge.evaluation.prepared import Prepared, prepare_evaluation
+from massmerge.evaluation.report import require_matplotlib
+from massmerge.evaluation.results import Evaluation, RowResult, Sizes, TaskResult, count_routes, count_sets
+from massmerge.evaluation.run import Progress, run_experts, run_known, run_stream, silent
+from massmerge.evaluation.scoring import mean_figures, score_task
+from massmerge.evaluation.suite import DEFAULT_SPLIT, Suite
+from massmerge.evaluation.summary import write_evaluation
+from massmerge.model import Model, load
+from massmerge.recipe import Unknown
+
+
+def evaluate(
+    bundle: str | Path | Model,
+    suite: str | Path | Suite,
+    *,
+    folder: str | Path | None = None,
+    tasks: Sequence[str] | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    router: str | None = None,
+    route: Literal["input", "batch"] = "input",
+    batch_size: int = 32,
+    unknown: Unknown | dict[str, float] | None = None,
+    cache: str | int = 0,
+    oracle: bool = True,
+    experts: bool = False,
+    expert_folder: str | Path | None = None,
+    report: str | Path | None = None,
+    progress: Progress = silent,
+) -> Evaluation:
+    """Measure a bundle on the labelled data of a suite.
+
+    The rows of all tasks are shuffled into one stream that carries no task names. An answer is right when task and label
+    both are. A row that cannot be read counts as wrong.
+
+    Args:
+        bundle: a bundle's folder, or a loaded model (then there are no sizes, and no experts).
+        suite: a suite's path, or a `Suite`.
+        folder: what the suite's relative paths start from; its own folder if a path is given.
+        tasks: measure these tasks of the suite only; inputs may still be routed to any task of the bundle.
+        split: what `{split}` stands for in the suite's paths; `test` by default.
+        limit: at most so many rows of each task, drawn at random.
+        seed: of that draw, of the stream and of the bootstrap.
+        router: as in `load`.
+        route: `input`, or `batch` for a stream of batches of one task each, with one decision for each batch.
+        batch_size: inputs that run at once.
+        unknown: when to abstain, instead of what the recipe says.
+        cache: as in `load`.
+        oracle: whether the same rows are also answered with their task given.
+        experts: whether each task's own expert is measured on the same rows.
+        expert_folder: what the recipe's relative paths start from; the current folder by default.
+        report: folder that gets tables, plots, figures and all answers; answers of experts are kept there.
+        progress: wraps iterables whose items take time.
+
+    Raises:
+        InputError: bundle and suite do not fit, or something is missing; nothing has been run then.
+    """
+    ready = prepare_evaluation(bundle, suite, folder=folder, tasks=tasks, split=split, limit=limit, seed=seed)
+    if report is not None:
+        require_matplotlib()
+    opened = _open_experts(ready, expert_folder) if experts else None
+    model = load(bundle, router=router, cache=cache) if isinstance(bundle, str | Path) else bundle
+    for data in progress(ready.data.values(), "reading", len(ready.data)):
+        data.read_inputs()
+    limits = unknown.model_dump() if isinstance(unknown, Unknown) else unknown
+    rows, timings = run_stream(
+        model, ready, seed=seed, route=route, batch_size=batch_size, unknown=limits, progress=progress
+    )
+    if oracle:
+        run_known(model, ready, rows, batch_size=batch_size, progress=progress)
+    if opened is not None:
+        keep = None if report is None else Path(report) / "experts"
+        run_experts(opened, ready, rows, batch_size=batch_size, keep=keep, progress=progress)
+    options = {
+        "split": split or DEFAULT_SPLIT, "limit": limit, "seed": seed, "route": route, "batch_size": batch_size,
+        "router": router or (ready.bundle.router_kind if ready.bundle else None), "voters": list(model.voters),
+        "unknown": limits, "oracle": oracle, "experts": experts, "shared_labels": ready.shared,
+    }  # fmt: skip
+    name = str(bundle) if isinstance(bundle, str | Path) else "a loaded model"
+    found = collect(ready, rows, timings, name=name, options=options)
+    if report is not None:
+        write_evaluation(found, Path(report))
+    return found
+
+
+def _open_experts(ready: Prepared, folder: str | Path | None) -> Experts:
+    if ready.bundle is None:
+        raise InputError("the experts of a loaded model are not known. Give the bundle's folder instead.")
+    return open_experts(ready.bundle, Path(folder or "."))
+
+
+def collect(
+    ready: Prepared,
+    rows: list[RowResult],
+    timings: dict[str, float],
+    *,
+    name: str,
+    options: dict[str, Any],
+) -> Evaluation:
+    """The figures of a stream that has been run."""
+    split = None if options["split"] == DEFAULT_SPLIT else options["split"]
+    scored, groups = [], shared_groups(ready.shared)
+    for number, (task, data) in enumerate(ready.data.items()):
+        own = sorted((row for row in rows if row.task == task), key=lambda row: row.place)
+        scored.append(
+            score_task(
+                data, ready.suite.tasks[task], own, groups=groups, known=options["oracle"],
+                expert=options["experts"], reference=ready.suite.tasks[task].reference_of(split),
+                seed=(options["seed"], number),
+            )
+        )  # fmt: skip
+    results = tuple(one.result for one in scored)
+    sizes = None
+    if ready.bundle is not None:
+        sizes = Sizes(ready.bundle.counted_bytes, ready.bundle.head_bytes, ready.bundle.base_bytes)
+    return Evaluation(
+        ready.suite.name or "suite", name, options, results, mean_figures(scored),
+        count_routes(rows, list(ready.data), ready.tasks), count_sets(rows), timings, sizes,
+        (*ready.notes, *_notes(results, ready.suite, options)), datetime.now(UTC).isoformat(timespec="seconds"),
+        tuple(rows), {task: [data.row_name(i) for i in range(len(data))] for task, data in ready.data.items()},
+    )  # fmt: skip
+
+
+def _notes(results: tuple[TaskResult, ...], suite: Suite, options: dict[str, Any]) -> Iterator[str]:
+    """What a reader must know of the figures."""
+    without = [result.task for result in results if result.reference is None]
+    if without:
+        which = "" if len(without) == len(results) else f" for {', '.join(without)}"
+        yield (
+            f"no reference{which}: normalised figures are left out. Measure the experts by --experts, or add "
+            "`reference:` (the expert's own figure on these rows) to the tasks of the suite."
+        )
+        if options["split"] != DEFAULT_SPLIT and any(suite.tasks[task].reference is not None for task in without):
+            yield (
+                f"a `reference` that is one number is of the split {DEFAULT_SPLIT!r}; for others write "
+                f"`reference: {{{DEFAULT_SPLIT}: …, {options['split']}: …}}`."
+            )
+    drawn = [r.task for r in results if r.reference_source == "suite" and r.rows < r.total]
+    if drawn:
+        yield (
+            f"references of {', '.join(drawn)} are of all their rows, the figures of those that were drawn: normalised "
+            "figures are approximate. --experts measures the experts on the same rows."
+        )
+    useless = [result.task for result in results if result.reference is not None and result.reference <= 0]
+    if useless:
+        yield f"the expert gets nothing right: nothing can be normalised by it: {', '.join(useless)}."

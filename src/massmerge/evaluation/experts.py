@@ -1,0 +1,163 @@
+"""The experts' own answers: each is opened from where the bundle's recipe found it, dense, one after the other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from massmerge.base_model import load_base
+from massmerge.bundle import Bundle, file_sha256
+from massmerge.checkpoints import LowRank
+from massmerge.checkpoints.skeleton import from_matrix
+from massmerge.errors import InputError, problems_error
+from massmerge.evaluation.data import TaskData
+from massmerge.evaluation.metrics import Given
+from massmerge.heads.runtime import ShellHead, load_head
+from massmerge.inputs import InputReader, Row
+from massmerge.prepare import Prepared, prepare
+from massmerge.runtime import with_decoder_start
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A bundle with the base and the experts that it was made from, opened but not read."""
+
+    bundle: Bundle
+    sources: Prepared
+
+
+def open_experts(bundle: Bundle, folder: Path) -> Experts:
+    """The base and the experts that a bundle was made from.
+
+    Raises:
+        InputError: one of them is not there any more, or is no expert of the base.
+    """
+    try:
+        prepared = prepare(bundle.recipe, folder, download=True)
+        if prepared.plan.errors:
+            raise problems_error(prepared.plan.errors)
+    except InputError as error:
+        raise InputError(
+            f"{error}\nThe experts' own figures need the experts. The recipe's relative paths were looked up from "
+            f"{folder.resolve()}; --folder names another place. Or give each task a `reference` in the suite."
+        ) from None
+    return Experts(bundle, prepared)
+
+
+def expert_answers(
+    opened: Experts,
+    data: TaskData,
+    *,
+    batch_size: int = 32,
+    keep: Path | None = None,
+    progress: Callable[[Iterable[int], str, int], Iterable[int]] = lambda items, what, total: items,
+) -> list[Given]:
+    """What a task's own expert answers to each of its rows.
+
+    Args:
+        opened: the experts, and the bundle that gives base, head and processor.
+        data: the task's rows.
+        batch_size: rows that run at once.
+        keep: folder in which answers are kept; those of the same expert and the same rows are not computed again.
+        progress: wraps the rows.
+    """
+    key = _key(opened, data)
+    path = None if keep is None else keep / f"{data.task}-{key[:16]}.json"
+    if path is not None and (kept := _read(path, key)) is not None:
+        return kept
+    # Text is padded to the longest of its batch, so inputs of like size go together.
+    places = progress(sorted(range(len(data)), key=data.inputs.size), f"expert {data.task}", len(data))
+    answers = _measure(opened, data, batch_size, places)
+    if path is not None:
+        _write(path, key, opened, data, answers)
+    return answers
+
+
+def _key(opened: Experts, data: TaskData) -> str:
+    """Checksum of everything that an expert's answers depend on: its files, base, head, processor, and the rows."""
+    files = {path.name: file_sha256(path) for path in opened.sources.experts[data.task].source.files()}
+    parts = ("base/", "processor/", f"tasks/{data.task}/head/", f"tasks/{data.task}/labels.json")
+    manifest = opened.bundle.manifest
+    inside = {name: e["sha256"] for name, e in manifest["files"].items() if name.startswith(parts)}
+    about = [files, inside, manifest["base"], data.sha256()]
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def _write(path: Path, key: str, opened: Experts, data: TaskData, answers: list[Given]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    expert = opened.sources.experts[data.task].source.text
+    about = {"key": key, "task": data.task, "expert": expert, "data": data.where}
+    draft = path.with_suffix(".partial")
+    draft.write_text(json.dumps({**about, "answers": answers}, ensure_ascii=False), encoding="utf-8")
+    draft.replace(path)
+
+
+def _read(path: Path, key: str) -> list[Given] | None:
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return [Given(*answer) for answer in kept["answers"]] if kept["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not there, or cut off: it is made again
+
+
+@torch.inference_mode()
+def _measure(opened: Experts, data: TaskData, batch_size: int, places: Iterable[int]) -> list[Given]:
+    bundle = opened.bundle
+    model = dense_expert(opened, data.task)
+    head = load_head(bundle.path / "tasks" / data.task / "head", model)
+    labels = next(task.labels for task in bundle.tasks if task.name == data.task)
+    assert head is not None and labels is not None
+    reader = InputReader(bundle.path / "processor", model.config, image=model.main_input_name == "pixel_values")
+    answers = [Given()] * len(data)
+    for chosen, batch in _batches(reader, data, batch_size, places):
+        call = head.backbone_call(batch, model) if isinstance(head, ShellHead) else with_decoder_start(batch, model)
+        for place, row in zip(chosen, head(model(**call), batch), strict=True):
+            best = int(row.argmax())
+            score = row.softmax(0)[best] if len(row) > 1 else row[0]
+            answers[place] = Given(data.task, labels[best], float(score))
+    return answers
+
+
+def dense_expert(opened: Experts, task: str) -> PreTrainedModel:
+    """The base with every tensor of an expert in its place."""
+    expert, base = opened.sources.experts[task], opened.sources.base
+    model = load_base(opened.bundle, expert.names(), check=False)
+    state: dict[str, Tensor] = {}
+    for name in expert.names():
+        given = expert.read(name)
+        if isinstance(given, LowRank):
+            given = base.read(name).float() + from_matrix(given.b @ given.a, base.slots[name])
+        state[name] = given
+    strange = model.load_state_dict(state, strict=False).unexpected_keys
+    if strange:
+        raise InputError(f"task {task}: the base has no place for {', '.join(strange)}.")
+    return model
+
+
+def _batches(
+    reader: InputReader, data: TaskData, size: int, places: Iterable[int]
+) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+    """Batches of rows that can be read; the stream tells of the others."""
+    chosen: list[int] = []
+    rows: list[Row] = []
+    for place in places:
+        item = data.inputs[place]
+        try:
+            if isinstance(item, Exception):
+                continue
+            rows.append(reader.row(item))
+        except InputError:
+            continue
+        chosen.append(place)
+        if len(rows) == size:
+            yield chosen, reader.batch(rows)
+            chosen, rows = [], []
+    if rows:
+        yield chosen, reader.batch(rows)

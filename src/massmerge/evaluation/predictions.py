@@ -1,0 +1,57 @@
+"""Every answer of an evaluation as a table."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from massmerge.evaluation.metrics import own_label, shared_groups
+from massmerge.evaluation.results import Evaluation, RowResult
+
+
+def write_predictions(found: Evaluation, folder: Path) -> Path:
+    """Every row of the stream, as Parquet if pyarrow is there, else as CSV; returns the file's path."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        path = folder / "predictions.csv"
+        rows = list(_predictions(found))
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        return path
+    path = folder / "predictions.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(list(_predictions(found))), path)
+    return path
+
+
+def _predictions(found: Evaluation) -> Iterator[dict[str, Any]]:
+    names = found.confusion.columns[:-2]
+    groups = shared_groups(found.options["shared_labels"])
+    numbers = {task.task for task in found.tasks if task.metric == "spearman"}  # no value is simply right or wrong
+    for row in found.results:
+        residuals = row.residuals or [None] * len(names)
+        yield {
+            "row": found.names[row.task][row.place],
+            "task": row.task,
+            "label": row.label,
+            "answered_task": row.given.task,
+            "answered_label": row.given.label,
+            "score": row.given.score,
+            "right": None if row.task in numbers else is_right(row, {}),
+            "right_shared": None if row.task in numbers else is_right(row, groups),
+            "selected": " ".join(row.selected),
+            "label_task_known": row.known.label,
+            "label_expert": row.expert.label,
+            "error": row.error,
+            **{f"residual_{name}": value for name, value in zip(names, residuals, strict=True)},
+        }
+
+
+def is_right(row: RowResult, groups: dict[str, int]) -> bool:
+    """Whether the pair (task, label) is right, up to labels that mean the same."""
+    return own_label(row.task, row.label, row.given, groups) == row.label

@@ -1,0 +1,82 @@
+"""An evaluation before anything is run: which rows, which labels, and everything that is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from massmerge.bundle import Bundle
+from massmerge.errors import InputError
+from massmerge.evaluation.data import TaskData, read_suite
+from massmerge.evaluation.suite import Suite, suite_and_folder
+from massmerge.model import Model
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An evaluation before anything is run: the bundle's labels and the chosen rows of every task."""
+
+    suite: Suite
+    bundle: Bundle | None
+    tasks: list[str]
+    """Of the bundle."""
+    labels: dict[str, tuple[str, ...]]
+    shared: list[list[str]]
+    """Groups of labels of several of the bundle's tasks that mean the same, of its recipe and of the suite."""
+    data: dict[str, TaskData]
+    notes: list[str]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many rows of each task are measured."""
+        return {task: len(data) for task, data in self.data.items()}
+
+
+def prepare_evaluation(
+    bundle: str | Path | Model,
+    suite: str | Path | Suite,
+    *,
+    folder: str | Path | None = None,
+    tasks: Sequence[str] | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+) -> Prepared:
+    """Find the rows that an evaluation would run, and refuse what is wrong with them; see `evaluate`."""
+    if limit is not None and limit < 1:
+        raise InputError("limit must be at least 1.")
+    if seed < 0:
+        raise InputError("seed must be at least 0.")
+    given, start = suite_and_folder(suite, folder)
+    chosen = given.only(list(tasks or ()))
+    if isinstance(bundle, str | Path):
+        opened = Bundle(bundle, check=False)
+        names = [task.name for task in opened.tasks]
+        labels = {task.name: task.labels for task in opened.tasks if task.labels is not None}
+        image, declared = opened.takes_images, opened.recipe.shared_labels
+    else:
+        opened, names, labels = None, bundle.tasks, bundle.labels
+        image, declared = bundle.takes_images, bundle.shared_labels
+    groups = [*declared, *_checked_groups(given, labels)]
+    shared = [group for group in groups if len({name.partition("/")[0] for name in group} & labels.keys()) > 1]
+    data = read_suite(chosen, start, labels, image=image, split=split, limit=limit, seed=seed)
+    notes = []
+    unmeasured = [name for name in names if name not in data]
+    if unmeasured:
+        notes.append(f"not measured, though inputs may be routed there: {', '.join(unmeasured)}.")
+    return Prepared(chosen, opened, names, labels, shared, data, notes)
+
+
+def _checked_groups(suite: Suite, labels: dict[str, tuple[str, ...]]) -> list[list[str]]:
+    """The suite's shared labels; a label that its task does not have is a mistake that would cost points in silence."""
+    wrong = []
+    for name in (name for group in suite.shared_labels for name in group):
+        task, _, label = name.partition("/")
+        if task not in suite.tasks and task not in labels:
+            wrong.append(f"{name!r}: neither the suite nor the bundle has a task {task!r}")
+        elif task in labels and label not in labels[task]:
+            wrong.append(f"{name!r}: the labels of {task} are {', '.join(labels[task][:30])}")
+    if wrong:
+        raise InputError("shared_labels of the suite: " + "\n  ".join(wrong))
+    return suite.shared_labels

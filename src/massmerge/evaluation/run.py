@@ -1,0 +1,110 @@
+"""Runs the rows of an evaluation: as one stream without task names, with the task given, through the experts."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from massmerge.answers import Prediction
+from massmerge.evaluation.data import batches_of_one_task, stream_order
+from massmerge.evaluation.experts import Experts, expert_answers
+from massmerge.evaluation.metrics import Given
+from massmerge.evaluation.prepared import Prepared
+from massmerge.evaluation.results import RowResult
+from massmerge.model import Model
+
+Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
+"""Hands the items of an iterable on, knowing what is done with them and how many will come."""
+
+
+def silent(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
+    """No progress to be seen."""
+    return items
+
+
+def run_stream(
+    model: Model,
+    ready: Prepared,
+    *,
+    seed: int,
+    route: Literal["input", "batch"],
+    batch_size: int,
+    unknown: dict[str, float] | None,
+    progress: Progress = silent,
+) -> tuple[list[RowResult], dict[str, float]]:
+    """Every row once, shuffled, without its task's name: what came of each, and milliseconds an input."""
+    whole = [stream_order(ready.counts, seed)]
+    parts = whole if route == "input" else batches_of_one_task(ready.counts, batch_size, seed)
+    order = [pair for part in parts for pair in part]
+
+    def answers() -> Iterator[Prediction]:
+        for part in parts:
+            items = (ready.data[task].inputs[place] for task, place in part)
+            yield from model.stream(items, route=route, batch_size=batch_size, top=1, unknown=unknown, on_error="row")
+
+    began = time.perf_counter()
+    spent: dict[str, float] = {}
+    rows: list[RowResult] = []
+    for (task, place), answer in zip(order, progress(answers(), "answering", len(order)), strict=True):
+        rows.append(_row(ready, task, place, answer))
+        for step, value in answer.timings.items():
+            if step != "inputs":
+                spent[step] = spent.get(step, 0.0) + value / answer.timings["inputs"]
+    spent["all"] = (time.perf_counter() - began) * 1000
+    return rows, {step: round(value / len(rows), 3) for step, value in spent.items()}
+
+
+def _row(ready: Prepared, task: str, place: int, answer: Prediction) -> RowResult:
+    routing = answer.routing
+    residuals = array("f", [routing.residuals[t] for t in ready.tasks] if routing and routing.residuals else [])
+    selected = tuple(routing.selected) if routing else ()
+    label = ready.data[task].labels[place]
+    return RowResult(task, place, label, _given(answer), selected, residuals, answer.error)
+
+
+def _given(answer: Prediction) -> Given:
+    return Given(answer.task, answer.label, answer.score)
+
+
+def run_known(
+    model: Model, ready: Prepared, rows: list[RowResult], *, batch_size: int, progress: Progress = silent
+) -> None:
+    """Answer the rows with their task given.
+
+    Rows that were routed to their own task alone have that answer already: the second pass would be the same.
+    """
+    other: dict[str, list[RowResult]] = {task: [] for task in ready.data}
+    for row in rows:
+        if row.selected == (row.task,):
+            row.known = row.given
+        elif row.error is None:
+            other[row.task].append(row)
+
+    def answers() -> Iterator[tuple[RowResult, Prediction]]:
+        for task, missed in other.items():
+            items = (ready.data[task].inputs[row.place] for row in missed)
+            given = model.stream(items, task=task, batch_size=batch_size, top=1, on_error="row")
+            yield from zip(missed, given, strict=True)
+
+    for row, answer in progress(answers(), "with the task known", sum(map(len, other.values()))):
+        row.known = _given(answer)
+
+
+def run_experts(
+    opened: Experts,
+    ready: Prepared,
+    rows: list[RowResult],
+    *,
+    batch_size: int,
+    keep: Path | None,
+    progress: Progress = silent,
+) -> None:
+    """Answer the rows of each task with its own expert, one expert in memory at a time."""
+    for task, data in ready.data.items():
+        answers = expert_answers(opened, data, batch_size=batch_size, keep=keep, progress=progress)
+        for row in rows:
+            if row.task == task:
+                row.expert = answers[row.place]

@@ -1,0 +1,179 @@
+"""The YAML file that says on which data a bundle is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from massmerge import yamlfile
+from massmerge.errors import InputError
+from massmerge.yamlfile import Part
+
+SPLIT = "{split}"
+DEFAULT_SPLIT = "test"
+Metric = Literal["accuracy", "f1", "spearman"]
+_Share = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+class SuiteTask(Part):
+    """The evaluation data of one task: a table, a folder of files by class, or an id of the `datasets` library."""
+
+    data: str | None = None
+    """A .csv, .tsv, .jsonl or .parquet file; `{split}` in it stands for the split."""
+    folder: str | None = None
+    """A folder with a folder for each class; `{split}` in it stands for the split."""
+    dataset: str | None = None
+    """An id of the hub, with an optional `@revision`, or a folder that `datasets` can load."""
+    config: str | None = None
+    """The dataset's configuration, such as `sst2` of `glue`."""
+    split: str | None = None
+    """The dataset's split, if it is not called as `--split` says."""
+    input: str | list[str] | None = None
+    """The column of the inputs; two of them for pairs of texts."""
+    label: str | None = None
+    """The column of the labels; `label` unless told."""
+    labels: dict[str, str] | list[str] | None = None
+    """What the head calls the values of that column: a mapping, or a list if they are numbers from 0."""
+    metric: Metric = "accuracy"
+    positive: str | None = None
+    """For `f1`: the label that it is of; the mean over all labels without it."""
+    reference: _Share | dict[str, _Share] | None = None
+    """The expert's own figure on the same rows: of the split `test`, or for each split."""
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _as_text(cls, labels: Any) -> Any:
+        """Labels as text: YAML reads `0: no` as a number and a truth value."""
+        if isinstance(labels, dict):
+            return {label_text(key): label_text(value) for key, value in labels.items()}
+        return [label_text(value) for value in labels] if isinstance(labels, list) else labels
+
+    @model_validator(mode="after")
+    def _one_source(self) -> SuiteTask:
+        given = [key for key in ("data", "folder", "dataset") if getattr(self, key) is not None]
+        if len(given) != 1:
+            raise ValueError("give one of data (a table), folder (of files by class) and dataset (a hub id)")
+        for key in ("config", "split"):
+            if getattr(self, key) is not None and self.dataset is None:
+                raise ValueError(f"{key} belongs to dataset; for a table or a folder write {SPLIT} into the path")
+        if self.folder is not None and (self.input is not None or self.label is not None):
+            raise ValueError("a folder has no columns: its folders are the labels, their files the inputs")
+        if self.folder is None and not self.columns:
+            raise ValueError("input is missing: the column that holds the inputs")
+        if len(self.columns) > 2:
+            raise ValueError("input is one column, or two of them for pairs of texts")
+        if self.positive is not None and self.metric != "f1":
+            raise ValueError("positive belongs to metric: f1")
+        return self
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the inputs."""
+        return [self.input] if isinstance(self.input, str) else list(self.input or [])
+
+    @property
+    def label_column(self) -> str:
+        """The column of the labels."""
+        return self.label or "label"
+
+    def head_label(self, value: Any) -> str:
+        """What the head calls a value of the label column."""
+        text = label_text(value)
+        if isinstance(self.labels, dict):
+            return self.labels.get(text, text)
+        if self.labels is not None and text.isdecimal() and int(text) < len(self.labels):
+            return self.labels[int(text)]
+        return text
+
+    def place(self, split: str | None) -> str:
+        """Path or id with the split filled in.
+
+        Raises:
+            InputError: a split is asked for that the data cannot be chosen by.
+        """
+        text = self.data or self.folder or self.dataset or ""
+        if self.dataset is None and split is not None and SPLIT not in text:
+            raise InputError(
+                f"{text}: the split {split!r} was asked for, but this names one file whatever the split. "
+                f"Write {SPLIT} into the path, or leave --split out."
+            )
+        if self.dataset is not None and split is not None and self.split not in (None, SPLIT, split):
+            raise InputError(
+                f"{text}: the split {split!r} was asked for, but the suite says split: {self.split}. "
+                "Take it out of the suite, or leave --split out."
+            )
+        return text.replace(SPLIT, split or DEFAULT_SPLIT)
+
+    def split_name(self, split: str | None) -> str:
+        """The split of a dataset."""
+        return (self.split or SPLIT).replace(SPLIT, split or DEFAULT_SPLIT)
+
+    def reference_of(self, split: str | None) -> float | None:
+        """The expert's own figure on a split, if the suite says it."""
+        if isinstance(self.reference, dict):
+            return self.reference.get(split or DEFAULT_SPLIT)
+        return self.reference if split in (None, DEFAULT_SPLIT) else None
+
+
+class Suite(Part):
+    """Tasks with their evaluation data. Unknown keys are errors."""
+
+    tasks: Annotated[dict[str, SuiteTask], Field(min_length=1)]
+    name: str = ""
+    shared_labels: list[list[str]] = Field(default_factory=list)
+    """Groups of `task/label` that mean the same thing, as in a recipe."""
+
+    @model_validator(mode="after")
+    def _groups_name_tasks(self) -> Suite:
+        for name in (name for group in self.shared_labels for name in group):
+            task, slash, label = name.partition("/")
+            if not (task and slash and label):
+                raise ValueError(f"{name!r} in shared_labels: write task/label")
+        return self
+
+    @classmethod
+    def load(cls, path: str | Path) -> Suite:
+        """Read a suite; without a name of its own it is called after its file.
+
+        Raises:
+            InputError: it cannot be read, or says something that no suite says; every fault is named with its line.
+        """
+        suite = cls.parse(yamlfile.read_text(Path(path), "suite"), str(path))
+        return suite if suite.name else suite.model_copy(update={"name": Path(path).stem})
+
+    @classmethod
+    def parse(cls, text: str, name: str = "suite") -> Suite:
+        """A suite from YAML text; `name` stands in messages."""
+        return yamlfile.parse(cls, text, name, "suite")
+
+    def only(self, tasks: list[str] | None) -> Suite:
+        """The suite with some of its tasks.
+
+        Raises:
+            InputError: it has no such task.
+        """
+        unknown = [task for task in tasks or () if task not in self.tasks]
+        if unknown:
+            raise InputError(
+                f"no task {', '.join(map(repr, unknown))} in the suite. There are {', '.join(self.tasks)}."
+            )
+        chosen = {name: task for name, task in self.tasks.items() if not tasks or name in tasks}
+        return self.model_copy(update={"tasks": chosen})
+
+
+def suite_and_folder(suite: Suite | str | Path, folder: str | Path | None = None) -> tuple[Suite, Path]:
+    """A suite given as an object or as a path, with the folder that its own paths are relative to."""
+    if isinstance(suite, Suite):
+        return suite, Path(folder or ".")
+    return Suite.load(suite), Path(folder) if folder is not None else Path(suite).resolve().parent
+
+
+def label_text(value: Any) -> str:
+    """A label as text, however a file holds it: `3`, `3.0` and `"3"` are one label, and so are `True` and `"true"`."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return "" if value is None else str(value)

@@ -1,0 +1,233 @@
+"""An evaluation in words, tables and plots: the same for the terminal and for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from massmerge.evaluation import plots
+from massmerge.evaluation.metrics import Figure
+from massmerge.evaluation.predictions import write_predictions
+from massmerge.evaluation.report import Heading, Items, Numbers, Part, Picture, Table, Text, write_report
+from massmerge.evaluation.results import Evaluation
+
+_SHOWN_FAILURES = 20
+METHOD = (
+    "The rows of all tasks are shuffled into one stream that carries no task names. An answer is right when task and "
+    "label both are (strict), or when its label is declared to mean the same as the true one (shared). Rows that cannot be "
+    "read and inputs that the model abstains from count as wrong. Normalised figures are divided by the expert's own. "
+    "Intervals are of 95 %: Wilson's for accuracies and routing; for all means and ratios, F1 and Spearman the bootstrap "
+    "over the rows of each task (1,000 draws, tasks and references of the suite taken as given). ± is the standard "
+    "deviation over the tasks."
+)
+
+
+def percent(share: float | None) -> str:
+    """A share as people read it."""
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def ends(figure: Figure | None) -> str:
+    """The ends of an interval, in per cent."""
+    return "-" if figure is None else f"{100 * figure.low:.1f} to {100 * figure.high:.1f}"
+
+
+def metric_name(found: Evaluation) -> str:
+    """What the figures are: the metric of the tasks, if they have one in common."""
+    metrics = {task.metric for task in found.tasks}
+    return metrics.pop() if len(metrics) == 1 else "figure"
+
+
+def task_table(found: Evaluation) -> Table:
+    """A row for each task, and the mean."""
+    columns: list[tuple[str, Any]] = [
+        ("task", lambda t: t.task),
+        ("rows", lambda t: f"{t.rows:,}"),
+        (metric_name(found), lambda t: percent(t.strict.value)),
+        ("95 %", lambda t: ends(t.strict)),
+    ]
+    if metric_name(found) == "figure":
+        columns.insert(2, ("metric", lambda t: t.metric))
+    if found.shares_labels:
+        columns.append(("shared", lambda t: percent(t.shared.value)))
+    columns.append(("routing", lambda t: percent(t.routing.value)))
+    if any(task.known for task in found.tasks):
+        columns.append(("task known", lambda t: percent(t.known and t.known.value)))
+    if any(task.reference is not None for task in found.tasks):
+        columns.append(("expert", lambda t: percent(t.reference)))
+        columns.append(("normalised", lambda t: percent(t.normalised and t.normalised.value)))
+        if found.shares_labels:
+            columns.append(("normalised, shared", lambda t: percent(t.normalised_shared and t.normalised_shared.value)))
+    rows = [[str(cell(task)) for _, cell in columns] for task in found.tasks]
+    return Table([name for name, _ in columns], rows)
+
+
+def mean_table(found: Evaluation) -> Table:
+    """Means over the tasks with their deviations and intervals."""
+    metric = metric_name(found)
+    words = {
+        "strict": f"{metric}, strict" if found.shares_labels else metric,
+        "shared": f"{metric}, shared labels" if found.shares_labels else "",
+        "routing": "routing",
+        "in_set": "own task in the selected set" if max(found.set_sizes, default=1) > 1 else "",
+        "known": f"{metric} with the task known",
+        "reference": f"{metric} of the experts",
+        "normalised": f"normalised {metric}, strict" if found.shares_labels else f"normalised {metric}",
+        "normalised_shared": f"normalised {metric}, shared labels" if found.shares_labels else "",
+        "normalised_known": f"normalised {metric} with the task known",
+    }
+    rows = []
+    for name, mean in found.means.items():
+        if words[name]:
+            deviation = "-" if mean.deviation is None else f"{100 * mean.deviation:.1f}"
+            rows.append([words[name], percent(mean.value), deviation, ends(Figure(mean.value, mean.low, mean.high))])
+    return Table(["mean over the tasks", "mean", "±", "95 %"], rows)
+
+
+def confusion_table(found: Evaluation) -> Table:
+    """How many rows of each task were routed where; columns that nothing went to are left out."""
+    counts = found.confusion.counts
+    used = [
+        i
+        for i, name in enumerate(found.confusion.columns)
+        if name in found.confusion.tasks or any(row[i] for row in counts)
+    ]
+    rows = [
+        [task, *(f"{row[i]:,}" if row[i] else "" for i in used)]
+        for task, row in zip(found.confusion.tasks, counts, strict=True)
+    ]
+    return Table(["routed to", *(found.confusion.columns[i] for i in used)], rows)
+
+
+def mistakes(found: Evaluation, most: int = 10) -> list[str]:
+    """The most frequent mistakes of routing, in words."""
+    return [
+        f"{task} → {where}: {count:,} ({percent(share)} of its rows)"
+        for task, where, count, share in found.confusion.worst(most)
+    ]
+
+
+def facts(found: Evaluation) -> Iterator[tuple[str, str]]:
+    """Set sizes, abstentions, failures, time and bytes: what each is, and the figure in words."""
+    total = sum(task.rows for task in found.tasks)
+    sizes = [
+        f"{size} {'task' if size == 1 else 'tasks'}: {percent(n / total)}"
+        for size, n in found.set_sizes.items()
+        if size
+    ]
+    yield "selected sets", ", ".join(sizes) or "none"
+    abstained, failed = sum(t.abstained for t in found.tasks), sum(t.failed for t in found.tasks)
+    yield "abstained", f"{abstained:,} of {total:,} rows"
+    yield "could not be read", f"{failed:,} of {total:,} rows, counted as wrong"
+    steps = [f"{name} {ms:.1f} ms" for name, ms in found.timings.items() if name != "all"]
+    if steps:
+        everything = found.timings["all"]
+        yield "time an input", ", ".join(steps) + f"; with reading and preparing it {everything:.1f} ms"
+    if found.sizes is not None:
+        sizes_of = found.sizes
+        yield (
+            "bytes",
+            f"bundle {sizes_of.bundle / 1e6:.1f} MB, {sizes_of.ratio:.2f} times the base ({sizes_of.base / 1e6:.1f} MB); "
+            f"heads {sizes_of.heads / 1e6:.2f} MB more",
+        )
+
+
+def title_of(found: Evaluation) -> str:
+    """What was measured, in one line."""
+    rows = sum(task.rows for task in found.tasks)
+    count = f"{len(found.tasks)} {'task' if len(found.tasks) == 1 else 'tasks'}"
+    return f"{found.bundle} on {found.suite}, split {found.options['split']}: {count}, {rows:,} rows"
+
+
+# The report
+
+
+def write_evaluation(found: Evaluation, folder: Path) -> None:
+    """Write `report.md`, `report.html`, `result.json`, plots, and every answer as `predictions.parquet` or `.csv`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").write_text(found.to_json() + "\n", encoding="utf-8")
+    write_predictions(found, folder)
+    write_report(folder, f"{found.bundle} on {found.suite}", report_parts(found))
+
+
+def report_parts(found: Evaluation) -> list[Part]:
+    """The report of an evaluation."""
+    means = found.means
+    metric = metric_name(found)
+    normalised = means.get("normalised")
+    numbers = [(_with_deviation(found, "strict"), f"{metric}, mean over the tasks")]
+    if normalised is not None:
+        numbers.insert(0, (_with_deviation(found, "normalised"), f"normalised {metric}, mean over the tasks"))
+    numbers.append((percent(means["routing"].value), "of inputs are routed to their own task"))
+    if found.sizes is not None:
+        numbers.append((f"{found.sizes.ratio:.2f} ×", "the bytes of the base, heads not counted"))
+    parts: list[Part] = [
+        Text(f"{title_of(found)}."),
+        Numbers(numbers),
+        Heading("Tasks"),
+        task_table(found),
+        mean_table(found),
+    ]
+    parts.append(Picture("radar", f"{metric.capitalize()} of each task.", _radar(found)))
+    parts += [
+        Heading("Routing"),
+        Picture("confusion", "Where the rows of each task were routed.", plots.confusion(found.confusion)),
+    ]
+    wrong = mistakes(found)
+    parts.append(Items(wrong) if wrong else Text("Every row was routed to its own task."))
+    residuals = residual_pairs(found)
+    if residuals:
+        caption = "Residuals of each task's rows: of their own task, and the least of all others."
+        parts.append(Picture("residuals", caption, plots.residual_histograms(residuals)))
+    parts += [Heading("Costs and sets"), Items([f"{name}: {words}" for name, words in facts(found)])]
+    if found.failures:
+        shown = [f"`{name}`: {error}" for name, error in found.failures[:_SHOWN_FAILURES]]
+        rest = len(found.failures) - len(shown)
+        parts += [Heading("Rows that could not be read"), Items([*shown, *([f"… and {rest} more"] if rest else [])])]
+    parts += [Heading("How it was measured"), Text(METHOD)]
+    options = [
+        f"{name.replace('_', ' ')}: {_words(value)}" for name, value in found.options.items() if value is not None
+    ]
+    parts.append(Items([*found.notes, *options, f"measured at {found.created}"]))
+    return parts
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return " ".join(" = ".join(part) if isinstance(part, list) else str(part) for part in value) or "none"
+    return str(value)
+
+
+def _with_deviation(found: Evaluation, name: str) -> str:
+    mean = found.means[name]
+    deviation = "" if mean.deviation is None else f" ± {100 * mean.deviation:.1f}"
+    return f"{100 * mean.value:.1f}{deviation} %"
+
+
+def _radar(found: Evaluation) -> Any:
+    """The bundle's figures beside those with the task known and those of the experts."""
+    series = {"bundle": [max(0.0, task.strict.value) for task in found.tasks]}
+    if "reference" in found.means:
+        series["experts"] = [float(task.reference or 0.0) for task in found.tasks]
+    if "known" in found.means:
+        series["bundle, task known"] = [max(0.0, task.known.value) for task in found.tasks if task.known is not None]
+    return plots.radar([task.task for task in found.tasks], series)
+
+
+def residual_pairs(found: Evaluation) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """For each task the residuals of its rows: of the task itself, and the least of the others."""
+    names = found.confusion.columns[:-2]
+    pairs = {}
+    for task in (result.task for result in found.tasks):
+        rows = [row.residuals for row in found.results if row.task == task and len(row.residuals) > 1]
+        if rows:
+            table = np.array(rows, dtype=float)
+            place = names.index(task)
+            pairs[task] = (table[:, place], np.delete(table, place, 1).min(1))
+    return pairs
