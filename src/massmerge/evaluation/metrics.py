@@ -67,7 +67,7 @@ def wilson(right: int, count: int) -> Figure:
     share, z2 = right / count, _Z95**2
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
     half = _Z95 / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count))
-    return Figure(share, max(0.0, middle - half), min(1.0, middle + half))
+    return Figure(share, min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half)))
 
 
 def f1(truth: Rows, given: Rows, classes: Sequence[int]) -> float:

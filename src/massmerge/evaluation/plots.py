@@ -157,8 +157,8 @@ def residual_histograms(found: Mapping[str, tuple[NDArray[np.float64], NDArray[n
     for axes in panels.flat[len(found) :]:
         axes.set_visible(False)
     for axes, (task, (own, other)) in zip(panels.flat, found.items(), strict=False):
-        axes.hist(own, bins, color=BLUE, alpha=0.75, label="its own task")
-        axes.hist(other, bins, color=ORANGE, alpha=0.55, label="the best other task")
+        axes.hist(own, bins, histtype="stepfilled", color=BLUE, alpha=0.75, label="its own task")
+        axes.hist(other, bins, histtype="stepfilled", color=ORANGE, alpha=0.55, label="the best other task")
         share = f"{np.mean(own < other):.1%}".replace("%", " %")
         axes.set_title(_plain(task), fontsize=9.5, loc="left", color=INK, pad=4)
         axes.set_title(share, fontsize=9, loc="right", color=QUIET, pad=4)
