@@ -6,6 +6,10 @@ import json
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance
+
 from benchmarks.suites.splits import (
     SPLITS,
     Caps,
@@ -18,10 +22,6 @@ from benchmarks.suites.splits import (
     without_repeats,
     write_task,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from PIL import Image, ImageEnhance
-
 from massmerge.errors import InputError
 
 SMALL = Caps(train=60, validation=20, test=30, least_test=10)

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast
+
+import massmerge
 from benchmarks.suites import finetune as ft
 from benchmarks.suites import run, summary
 from benchmarks.suites.splits import Caps, read_split, write_task
 from benchmarks.suites.text import backbone, experts, recipe, tasks
-from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast
-
-import massmerge
 from massmerge.errors import InputError, MassError
 
 WORDS = {

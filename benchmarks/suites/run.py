@@ -20,7 +20,6 @@ from typing import Any
 
 from benchmarks.suites.fetch import cache_root
 from benchmarks.suites.summary import write_summary
-
 from massmerge import __version__
 from massmerge.errors import InputError, MassError
 

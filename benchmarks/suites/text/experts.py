@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoModel, AutoTokenizer
+from transformers.utils import logging
+
 from benchmarks.suites.finetune import Config, Rows, finetune, summary, write_expert
 from benchmarks.suites.lora import add_adapter, save_adapter
 from benchmarks.suites.splits import SPLITS, read_split
 from benchmarks.suites.text.backbone import HUB, folder, make_base
 from benchmarks.suites.text.tasks import TASKS, choose, make_data
-from safetensors.torch import save_file
-from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer
-from transformers.utils import logging
 
 Kind = Literal["full", "lora"]
 FOLDERS: dict[Kind, str] = {"full": "experts", "lora": "experts_lora"}

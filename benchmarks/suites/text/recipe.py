@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from benchmarks.suites.text import backbone
 from benchmarks.suites.text.experts import FOLDERS, Kind
 from benchmarks.suites.text.tasks import CORE, EXTENDED, TASKS
-
 from massmerge.errors import InputError
 
 SETS: dict[str, tuple[str, ...]] = {

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
+
 from benchmarks.suites.fetch import deb_archive, pip_archive
 from benchmarks.suites.splits import Caps, write_task
 from benchmarks.suites.text.backbone import folder
-
 from massmerge.errors import InputError, MassError
 
 
