@@ -9,7 +9,7 @@ import massmerge
 from massmerge.errors import InputError
 from massmerge.linalg import Factors
 from massmerge.subspace.cache import parse_bytes
-from massmerge.subspace.modules import SubspaceConv, SubspaceEmbedding, SubspaceLinear
+from massmerge.subspace.modules import SubspaceConv, SubspaceEmbedding, SubspaceLinear, SubspaceNorm
 from massmerge.subspace.segments import Segment, Segments, running
 from massmerge.subspace.updates import SetChanges
 from models import FAMILIES, dense_expert, family_bundle, logits_of, rows_of, with_options
@@ -47,6 +47,48 @@ def run(layer, x, *sets):
     parts = tuple(Segment(changes, i * each, (i + 1) * each) for i, changes in enumerate(sets))
     with torch.inference_mode(), running(Segments(parts, len(x))):
         return layer(x)
+
+
+# Layers without matrices, and patches
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_norm_has_each_sets_own_scale_and_shift(bias):
+    torch.manual_seed(0)
+    layer = nn.LayerNorm(6, bias=bias)
+    x = torch.randn(6, 4, 6)
+    scales, shifts = torch.rand(2, 6), torch.randn(2, 6)
+    sets = [
+        SetChanges((t,), lambda t, n: None, lambda t, n: (scales if n == "weight" else shifts)[t] if t < 2 else None,
+                   lambda name: None)
+        for t in (0, 1, 2)
+    ]  # fmt: skip
+    found = run(SubspaceNorm(layer, "weight", "bias"), x, *sets)
+    for t in range(3):
+        scale = scales[t] if t < 2 else layer.weight
+        shift = shifts[t] if t < 2 else layer.bias
+        expected = torch.nn.functional.layer_norm(x[2 * t : 2 * t + 2], (6,), scale, shift, layer.eps)
+        assert float((found[2 * t : 2 * t + 2] - expected).detach().abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("tasks", [(0,), (0, 1)])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv1d(2, 5, 3, stride=3),
+        nn.Conv2d(2, 5, (2, 3), stride=(2, 3)),
+        nn.Conv2d(2, 5, 3, stride=2, padding=1),
+        nn.Conv3d(2, 5, 2, stride=2),
+    ],
+    ids=["patches of a line", "patches of an image", "overlapping", "patches of a volume"],
+)
+def test_a_convolution_is_that_of_the_dense_kernel(layer, tasks):
+    shape = (4, 2, *(13, 9, 8)[: layer.weight.ndim - 2])  # a rim that no patch fills
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    changes = changes_of(tasks, factors_of(5, layer.weight[0].numel()))
+    dense = layer.weight + changes.change("weight").update.dense().view_as(layer.weight)
+    expected = type(layer)._conv_forward(layer, x, dense, layer.bias)
+    assert float((run(SubspaceConv(layer, "weight", "bias"), x, changes) - expected).abs().max()) < 1e-5
 
 
 # What a set changes in one matrix

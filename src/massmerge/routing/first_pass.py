@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from massmerge.parallel import parts_of, run_parts
 from massmerge.routing.sites import Site, routed_part
 
 Token = Literal["cls", "mean"]
@@ -36,7 +37,7 @@ class FirstPass:
     """Runs a model up to the last voting site.
 
     Args:
-        model: a tree of its own; hooks are put into it for good.
+        model: hooks are put into it for good; they do nothing in passes that others make.
         voters: what to collect.
     """
 
@@ -53,16 +54,27 @@ class FirstPass:
 
     def _hook(self, name: str, *, final: bool) -> Any:
         def collect(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            found: dict[str, Tensor] = self._here.found
+            found: dict[str, Tensor] | None = getattr(self._here, "found", None)
+            if found is None:
+                return
             found.setdefault(name, args[0])
             if final:
                 raise _Stop
 
         return collect
 
-    @torch.inference_mode()
     def __call__(self, inputs: dict[str, Tensor]) -> list[Tensor]:
         """Activations (batch, width), one for each voter in order."""
+        first = next(iter(inputs.values()))
+
+        def run(rows: slice) -> list[Tensor]:
+            return self._run({name: tensor[rows] for name, tensor in inputs.items()})
+
+        found = run_parts(run, parts_of(first.shape[0], first.device))
+        return [torch.cat(parts) for parts in zip(*found, strict=True)] if len(found) > 1 else found[0]
+
+    @torch.inference_mode()
+    def _run(self, inputs: dict[str, Tensor]) -> list[Tensor]:
         found: dict[str, Tensor] = {}
         self._here.found = found
         try:

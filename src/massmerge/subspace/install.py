@@ -12,10 +12,11 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from massmerge.checkpoints.skeleton import Slot, from_matrix
-from massmerge.subspace.modules import PerSegment, SubspaceConv, SubspaceEmbedding, SubspaceLinear
+from massmerge.parallel import parts_of, run_parts
+from massmerge.subspace.modules import PerSegment, SubspaceConv, SubspaceEmbedding, SubspaceLinear, SubspaceNorm
 from massmerge.subspace.segments import Segments, running
 from massmerge.subspace.updates import SetChanges
-from massmerge.trees import is_batched, replace_module, shared_copy
+from massmerge.trees import ShapesOnly, is_batched, join_rows, replace_module, shared_copy, take_rows
 
 PROBE_BATCH = 3  # no other dimension of a model is likely to be 3 in first place
 
@@ -62,11 +63,16 @@ class SecondPass:
             else:
                 self.model = unit
 
-    @torch.inference_mode()
     def __call__(self, inputs: dict[str, Any], segments: Segments) -> Any:
         """The backbone's output for a batch sorted by segments."""
-        with running(segments):
-            return self.model(**inputs)
+
+        @torch.inference_mode()
+        def run(rows: slice) -> Any:
+            with running(segments.within(rows)):
+                return self.model(**take_rows(inputs, rows, segments.batch))
+
+        device = next(v.device for v in inputs.values() if isinstance(v, Tensor))
+        return join_rows(run_parts(run, parts_of(segments.batch, device)))
 
     def layers(self) -> dict[str, SubspaceLinear]:
         """The linear layers that add an update, by path; those inside copies of a set are not among them."""
@@ -75,7 +81,7 @@ class SecondPass:
     def _is_layer(self, path: str, where: set[str]) -> bool:
         """Whether the module at that path is a layer with an update of its own, called as one."""
         module = self._module(path)
-        kinds = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
+        kinds = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding, nn.LayerNorm)
         return isinstance(module, kinds) and path in where and getattr(module, "groups", 1) == 1
 
     def _module(self, path: str) -> nn.Module:
@@ -108,6 +114,8 @@ class SecondPass:
     def _layer(self, module: nn.Module, path: str) -> nn.Module:
         """The base's layer with updates, under the names that sets know its tensors by."""
         weight, bias = (self._touched[n].name if n in self._touched else n for n in (f"{path}.weight", f"{path}.bias"))
+        if isinstance(module, nn.LayerNorm):
+            return SubspaceNorm(module, weight, bias)
         if isinstance(module, nn.Embedding):
             return SubspaceEmbedding(module, weight)
         if isinstance(module, nn.Linear | Conv1D):
@@ -132,7 +140,7 @@ def observe(base: PreTrainedModel, probe: dict[str, Any]) -> Observed:
 
         handles.append(module.register_forward_hook(note, with_kwargs=True))
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), ShapesOnly():
             base(**probe)
     finally:
         for handle in handles:

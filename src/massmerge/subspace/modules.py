@@ -142,7 +142,7 @@ class SubspaceEmbedding(nn.Module):
 
 
 class SubspaceConv(nn.Module):
-    """A convolution plus the update of each segment: a thin convolution, then a 1×1 one."""
+    """A convolution plus the update of each segment: a thin convolution (a product, for patches), then a 1×1 one."""
 
     def __init__(self, layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, weight: str, bias: str) -> None:
         super().__init__()
@@ -170,11 +170,60 @@ class SubspaceConv(nn.Module):
 
     def _update(self, x: Tensor, update: LowRankChange) -> Tensor:
         layer = self.layer
-        kernel = torch.cat(update.vs).view(-1, *layer.weight.shape[1:])
-        convolve: Callable[..., Tensor] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[x.ndim - 2]
-        inner = convolve(x, kernel, None, layer.stride, layer.padding, layer.dilation).movedim(1, -1)
-        inner = inner * update.core if update.core.ndim == 1 else inner @ update.core.mT
+        if _cuts_patches(layer):
+            inner = update.shrink(_patches(x, layer))
+        else:
+            kernel = torch.cat(update.vs).view(-1, *layer.weight.shape[1:])
+            convolve: Callable[..., Tensor] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[x.ndim - 2]
+            inner = convolve(x, kernel, None, layer.stride, layer.padding, layer.dilation).movedim(1, -1)
+            inner = inner * update.core if update.core.ndim == 1 else inner @ update.core.mT
         return (inner @ torch.cat(update.us, 1).mT).movedim(-1, 1)
+
+
+def _cuts_patches(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> bool:
+    """Whether a convolution is a linear layer on patches, as the first layer of a vision transformer is."""
+    return layer.stride == layer.kernel_size and set(layer.padding) <= {0} and set(layer.dilation) == {1}
+
+
+def _patches(x: Tensor, layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Tensor:
+    """The patches of images as rows (batch, …, values of a patch): a product reads them, no thin convolution is set up."""
+    for axis, size in enumerate(layer.kernel_size):
+        x = x.unfold(2 + axis, size, size)
+    return x.movedim(1, -1 - len(layer.kernel_size)).flatten(-1 - len(layer.kernel_size))
+
+
+class SubspaceNorm(nn.Module):
+    """A layer norm with each segment's own scale and shift: all rows are normalised at once."""
+
+    def __init__(self, layer: nn.LayerNorm, weight: str, bias: str) -> None:
+        super().__init__()
+        self.layer, self._weight, self._bias = layer, weight, bias
+
+    @property
+    def weight(self) -> Tensor:
+        """The base's scale; some models look at its dtype."""
+        return self.layer.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's output, each segment with its own scale and shift."""
+        segments, layer = active(), self.layer
+        own = [(self._own(p.changes, self._weight, layer.weight), self._own(p.changes, self._bias, layer.bias))
+               for p in segments.parts]  # fmt: skip
+        if len(own) == 1:
+            return F.layer_norm(x, layer.normalized_shape, *own[0], layer.eps)
+        out = F.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
+        for part, (scale, shift) in zip(segments.parts, own, strict=True):
+            rows = out[part.start : part.stop]
+            if scale is not None and shift is not None:
+                torch.addcmul(shift, rows, scale, out=rows)
+            elif scale is not None:
+                rows *= scale
+        return out
+
+    @staticmethod
+    def _own(changes: SetChanges, name: str, base: Tensor | None) -> Tensor | None:
+        value = changes.change(name).value
+        return base if value is None else value
 
 
 class PerSegment(nn.Module):

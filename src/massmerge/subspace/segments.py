@@ -26,6 +26,17 @@ class Segments:
     parts: tuple[Segment, ...]
     batch: int
 
+    def within(self, rows: slice) -> Segments:
+        """The segments of some successive rows, counted from the first of them."""
+        if rows.stop - rows.start == self.batch:
+            return self
+        cut = [
+            Segment(p.changes, max(p.start, rows.start) - rows.start, min(p.stop, rows.stop) - rows.start)
+            for p in self.parts
+            if p.start < rows.stop and p.stop > rows.start
+        ]
+        return Segments(tuple(cut), rows.stop - rows.start)
+
 
 _ACTIVE: ContextVar[Segments] = ContextVar("active segments")
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from massmerge.linalg import Factors, core_matrix
+from massmerge.linalg import Factors, quick_core
 
 Variant = Literal["orthogonal", "plain", "weighted"]
 
@@ -22,8 +22,8 @@ class LowRankChange(NamedTuple):
     vs: tuple[Tensor, ...]
 
     def shrink(self, x: Tensor) -> Tensor:
-        """Activations (rows, n) into the subspace and through the core: (rows, R)."""
-        inner = x @ self.vs[0].mT if len(self.vs) == 1 else torch.cat([x @ v.mT for v in self.vs], 1)
+        """Activations (…, n) into the subspace and through the core: (…, R)."""
+        inner = x @ self.vs[0].mT if len(self.vs) == 1 else torch.cat([x @ v.mT for v in self.vs], -1)
         return inner * self.core if self.core.ndim == 1 else inner @ self.core.mT
 
     def expand_into(self, out: Tensor, inner: Tensor, start: Tensor | None) -> None:
@@ -104,7 +104,7 @@ class SetChanges:
     def _merged(self, factors: list[Factors], positions: list[int]) -> LowRankChange:
         us, vs = tuple(f.u for f in factors), tuple(f.v for f in factors)
         if self.variant == "orthogonal":
-            core = factors[0].s if len(factors) == 1 else core_matrix(factors)
+            core = factors[0].s if len(factors) == 1 else quick_core(factors)
         else:
             scale = [1.0] * len(factors)
             if self.variant == "weighted" and self.weights is not None:

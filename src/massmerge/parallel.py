@@ -1,0 +1,62 @@
+"""A batch divided among threads that have one core each.
+
+A pass over a mixed batch is a thousand small products. On two cores together each of them waits for both; on one core each,
+with half of the inputs, none waits.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import TypeVar
+
+import torch
+
+_T = TypeVar("_T")
+_LEAST = 8  # inputs that are worth a thread of their own
+_lock = threading.Lock()
+_pools: dict[int, ThreadPoolExecutor] = {}
+
+
+def parts_of(batch: int, device: torch.device) -> list[slice]:
+    """Successive rows of a batch, a part for each core; one part where there are too few rows, or no CPU."""
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or threads < 2 or batch < threads * _LEAST:
+        return [slice(0, batch)]
+    edges = [batch * i // threads for i in range(threads + 1)]
+    return [slice(start, stop) for start, stop in pairwise(edges)]
+
+
+def run_parts(run: Callable[[slice], _T], parts: list[slice]) -> list[_T]:
+    """What a function gives for each part, computed at the same time."""
+    if len(parts) == 1:
+        return [run(parts[0])]
+    return list(_pool(len(parts)).map(run, parts))
+
+
+def _pool(workers: int) -> ThreadPoolExecutor:
+    """Threads that are kept: the number of cores that a thread may use is its own once it has been set."""
+    with _lock:
+        if workers not in _pools:
+            before = torch.get_num_threads()
+            ready = threading.Barrier(workers + 1)
+
+            def begin() -> None:
+                torch.get_num_threads()  # the first question sets the number that all threads have; ours comes after
+                torch.set_num_threads(1)
+                ready.wait()
+
+            pool = _pools[workers] = ThreadPoolExecutor(workers, "mass", initializer=begin)
+            for _ in range(workers):
+                pool.submit(int)  # starts a thread
+            ready.wait()
+            # Threads made from now on take the number that was set last.
+            torch.set_num_threads(before)
+        return _pools[workers]
+
+
+# A child process has the pool but none of its threads.
+os.register_at_fork(after_in_child=_pools.clear)
