@@ -701,6 +701,31 @@ def test_a_damaged_bundle_is_refused_with_the_file_and_what_to_do(root, tmp_path
         massmerge.load(bundle)
 
 
+def changed_byte(root, folder):
+    """A bundle with one byte changed in a file whose size and header are right."""
+    bundle = with_options(family_bundle(root, "bert"), folder)
+    path = bundle / "tasks" / "b" / "factors.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    return bundle
+
+
+def test_changed_bytes_are_found_in_the_background_and_refused_from_then_on(root, tmp_path):
+    model = massmerge.load(changed_byte(root, tmp_path / "bundle"))
+    with pytest.raises(InputError, match="SHA-256 differs"):
+        model._runtime.watch.refuse_damage(wait=True)
+    with pytest.raises(InputError, match="SHA-256 differs"):
+        model.embed(rows_of(FAMILIES["bert"].make_inputs(1)))
+
+
+def test_changed_bytes_are_refused_at_once_if_asked_for_and_never_if_not(root, tmp_path):
+    bundle = changed_byte(root, tmp_path / "bundle")
+    with pytest.raises(InputError, match="SHA-256 differs"):
+        massmerge.load(bundle, check=True)
+    assert massmerge.load(bundle, check=False)._runtime.watch is None
+
+
 def test_a_site_that_does_not_exist_is_refused_when_loading(root, tmp_path):
     bundle = with_options(family_bundle(root, "bert"), tmp_path / "bundle", router={"site": "M7"})
     with pytest.raises(InputError, match=r"no site 'M7'\. There are A0, M0, A1, M1"):

@@ -38,7 +38,7 @@ def calibrate(
         InputError: a task is unknown or has no inputs, or one of them cannot be read.
     """
     path = Path(path)
-    model = load(path, router="projection")
+    model = load(path, router="projection", check=True)
     unknown = [name for name in inputs if name not in model.tasks]
     if unknown:
         raise InputError(f"no task {', '.join(map(repr, unknown))}. There are {', '.join(model.tasks)}.")

@@ -29,13 +29,20 @@ class InputReader:
         config: the backbone's configuration.
         image: whether the backbone takes images.
         attempt: runs the backbone on one image; ready tensors of a size that it has not seen are tried so.
+        seen: the shape of an image that it has seen.
     """
 
     def __init__(
-        self, folder: Path, config: PretrainedConfig, *, image: bool, attempt: Callable[[Row], object] | None = None
+        self,
+        folder: Path,
+        config: PretrainedConfig,
+        *,
+        image: bool,
+        attempt: Callable[[Row], object] | None = None,
+        seen: torch.Size | None = None,
     ) -> None:
         self._folder, self._config, self.image, self._attempt = folder, config, image, attempt
-        self._fitting: set[torch.Size] = set()
+        self._fitting = {seen}
         self._processor: Any = None
         self._lock = threading.Lock()  # a tokenizer cannot serve two threads at once
         self._said_truncated = False

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +18,7 @@ from transformers import PreTrainedModel
 
 from massmerge.base_model import load_base, make_fixed
 from massmerge.bundle import ROUTER, Bundle
-from massmerge.checkpoints.skeleton import build
+from massmerge.checkpoints.skeleton import Skeleton
 from massmerge.errors import InputError
 from massmerge.heads.runtime import Head, ShellHead, load_head
 from massmerge.inputs import InputReader, Row
@@ -54,6 +57,7 @@ class Runtime:
     reader: InputReader
     cache: DenseCache
     make_changes: Callable[..., SetChanges]
+    watch: DamageWatch | None = None
     _sets: OrderedDict[tuple[int, ...], SetChanges] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -64,6 +68,8 @@ class Runtime:
 
     def batch(self, rows: list[Row]) -> dict[str, Tensor]:
         """Rows as one batch, where the backbone is."""
+        if self.watch is not None:
+            self.watch.refuse_damage()
         return {name: tensor.to(self.base.device) for name, tensor in self.reader.batch(rows).items()}
 
     def changes(self, tasks: tuple[int, ...]) -> SetChanges:
@@ -78,18 +84,59 @@ class Runtime:
 
 
 def load_runtime(
-    path: Path, *, router: str | None = None, device: str = "auto", cache: str | int = 0, check: bool = True
+    path: Path,
+    *,
+    router: str | None = None,
+    device: str = "auto",
+    cache: str | int = 0,
+    check: bool | Literal["background"] = "background",
 ) -> Runtime:
-    """Load everything of a bundle that answers need; checksums are computed meanwhile, in a thread of their own."""
+    """Load everything of a bundle that answers need; `check` as in `massmerge.load`."""
     bundle = Bundle(path, check=False)
-    with ThreadPoolExecutor(1) as pool:
-        damage = pool.submit(bundle.damage) if check else None
-        try:
-            runtime = _load(bundle, router, device, cache, check=check)
-        finally:
-            # What went wrong with a damaged bundle is the damage, whatever error came of it.
-            bundle.refuse_damage(damage.result() if damage else [])
+    if check:
+        # What went wrong with a damaged bundle is the damage, whatever error would come of it.
+        bundle.refuse_damage(bundle.damage(sums=check is True))
+    with _collector_paused():
+        runtime = _load(bundle, router, device, cache, check=bool(check))
+    if check == "background":
+        runtime.watch = DamageWatch(bundle)
     return runtime
+
+
+class DamageWatch:
+    """Compares a bundle's checksums in a thread of the lowest priority, while answers are given."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        self._faults: list[str] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with suppress(OSError, AttributeError):  # where the system has no priorities of threads
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        try:
+            self._faults = self._bundle.damage()
+        except OSError as error:  # the folder may be gone; what was loaded is in memory
+            self._faults = [str(error)]
+
+    def refuse_damage(self, *, wait: bool = False) -> None:
+        """Raise an error if damage has been found, or, with `wait`, if there is any."""
+        if wait:
+            self._thread.join()
+        self._bundle.refuse_damage(self._faults)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Loading makes thousands of objects that stay; to look through all of them for garbage takes longer than the rest."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, check: bool) -> Runtime:
@@ -98,7 +145,7 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
     tensors = TaskTensors(bundle)
     touched = tensors.touched()
     base = load_base(bundle, touched, check=check).to(place)
-    slots = build(base.config, type(base).__name__).slots
+    slots = Skeleton(base).slots
     recipe = bundle.recipe
     heads = {
         task.name: head
@@ -113,12 +160,13 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
     voters = _voters(recipe, sites, base, tensors)
     routers = _routers(bundle, router or bundle.router_kind, recipe, voters, tensors)  # small, and kept on the CPU
     tensors.to(place)
-    first_tree = shared_copy(base)
+    second = SecondPass(base, touched, slots, observed)
+    fixed = recipe.router.first_pass == "fixed"
+    first_tree = shared_copy(base) if fixed else base
     first_pass = FirstPass(first_tree, voters)
-    if recipe.router.first_pass == "fixed":
+    if fixed:
         make_fixed(bundle, tensors, first_tree, first_pass, slots)
     state = dict(base.state_dict())
-    second = SecondPass(base, touched, slots, observed)
     variant = recipe.answer.merge
 
     def make_changes(tasks: tuple[int, ...], weights: list[float] | None = None) -> SetChanges:
@@ -127,6 +175,10 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
     def attempt(inputs: dict[str, Tensor]) -> object:
         return first_pass({k: v.to(place) for k, v in inputs.items()})
 
+    image = base.main_input_name == "pixel_values"
+    reader = InputReader(
+        path / "processor", base.config, image=image, attempt=attempt, seen=probe[base.main_input_name].shape[1:]
+    )
     return Runtime(
         recipe,
         tensors.names,
@@ -138,7 +190,7 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
         routers,
         second,
         heads,
-        InputReader(path / "processor", base.config, image=base.main_input_name == "pixel_values", attempt=attempt),
+        reader,
         DenseCache(cache, second),
         make_changes,
     )
@@ -169,7 +221,7 @@ def _voters(recipe: Recipe, sites: list[Site], base: PreTrainedModel, tensors: T
     tasks = range(len(tensors.names))
 
     def covered(site: Site) -> int:
-        return sum(any(tensors.factors(task, name) is not None for name in site.tensors) for task in tasks)
+        return sum(any(tensors.changes(task, name) for name in site.tensors) for task in tasks)
 
     chosen = choose_sites(sites, recipe.router.site, covered)
     token = recipe.router.token

@@ -27,7 +27,7 @@ def explain(
     bundle: str, item: str, tasks: tuple[str, ...], top: int, plot: str | None, as_json: bool, quiet: bool
 ) -> None:
     """Show how BUNDLE answers INPUT: residual and weight of every task, selected set, heads, time."""
-    model = load(bundle)
+    model = load(bundle, check=True)
     inputs = list(read_inputs([item], image=model.takes_images, stdin=sys.stdin))
     if len(inputs) != 1:
         raise InputError(f"{item}: holds {len(inputs)} inputs; explain one at a time.")

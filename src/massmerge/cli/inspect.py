@@ -38,7 +38,7 @@ def _list_sites(bundle: str, *, as_json: bool, quiet: bool) -> None:
     """Every site with its depth and width, and which of them vote."""
     from massmerge.model import load
 
-    model = load(bundle, router="projection")
+    model = load(bundle, router="projection", check=True)
     voting = {voter.rpartition(".")[0] for voter in model.voters}
     if as_json:
         print_json([{**asdict(site), "votes": site.name in voting} for site in model.sites])

@@ -46,7 +46,7 @@ def predict(
     Exit code 1 if an input could not be read; the others are answered all the same.
     """
     form = choose_format(wanted, out, as_json=as_json)
-    model = load(bundle, cache=cache)
+    model = load(bundle, cache=cache, check=True)
     rows = read_inputs(inputs, image=model.takes_images, column=column, stdin=sys.stdin)
     options = {"task": list(tasks) or None, "route": route, "top": top, "batch_size": batch_size}
     failed = count = 0
