@@ -20,6 +20,7 @@ from massmerge.linalg import (
     lora_svd,
     polar_factor,
     principal_cosine,
+    quick_core,
     truncated_svd,
     tsv_merge,
 )
@@ -175,6 +176,27 @@ def test_merge_keeps_its_precision_when_the_ranks_fill_the_matrix() -> None:
 @given(tasks_of_one_shape())
 def test_core_between_the_bases_is_the_merge(tasks: list[Factors]) -> None:
     assert naive.relative_error(naive.core_product(tasks, core_matrix(tasks)), naive.tsv_merge(tasks)) <= 1e-4
+
+
+@stable
+@given(tasks_of_one_shape())
+def test_quick_core_is_the_core(tasks: list[Factors]) -> None:
+    """Whether the bases share little (products alone), much, or all (eigenvalues)."""
+    assert naive.relative_error(naive.core_product(tasks, quick_core(tasks)), naive.tsv_merge(tasks)) <= 1e-4
+
+
+@pytest.mark.parametrize("ranks", [(6, 6), (4, 9, 3)])
+def test_quick_core_of_tasks_that_share_little_needs_no_eigenvalues(ranks: tuple[int, ...], monkeypatch) -> None:
+    tasks = [factors(200, 150, rank, seed) for seed, rank in enumerate(ranks)]
+    expected = core_matrix(tasks)
+    monkeypatch.setattr("massmerge.linalg.core_matrix", None)
+    assert naive.relative_error(quick_core(tasks), expected) <= 1e-5
+
+
+@pytest.mark.parametrize("copies", [2, 3])
+def test_quick_core_of_identical_tasks_is_the_one_delta(copies: int) -> None:
+    f = factors(12, 9, 4, 0)
+    assert naive.relative_error(naive.core_product([f] * copies, quick_core([f] * copies)), f.dense()) <= 1e-5
 
 
 def test_core_of_one_task_is_exactly_its_singular_values() -> None:

@@ -19,7 +19,7 @@ from massmerge.answers import Prediction, Routing, rank_answers
 from massmerge.errors import InputError
 from massmerge.heads.runtime import ShellHead, features
 from massmerge.recipe import Unknown
-from massmerge.routing import Site, select, standardize, vote, weigh
+from massmerge.routing import Site, agreements, select, vote, weigh
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.runtime import Runtime, load_runtime, with_decoder_start
 from massmerge.subspace.segments import Segment, Segments
@@ -35,7 +35,7 @@ def load(
     router: str | None = None,
     device: str = "auto",
     cache: str | int = 0,
-    check: bool = True,
+    check: bool | Literal["background"] = "background",
 ) -> Model:
     """Load a bundle.
 
@@ -44,7 +44,8 @@ def load(
         router: `projection`, or one that `mass calibrate` has fitted; the bundle's own choice by default.
         device: where to run, such as `cpu` or `cuda`; a GPU if there is one by default.
         cache: bytes (or `"512MB"`) for dense weights of sets that are used again and again; none by default.
-        check: whether every file's checksum is compared with the manifest's first.
+        check: how files are compared with the manifest: names and sizes now and checksums in the `background`, so that the
+            first answers need not wait and all calls fail as soon as damage is found; everything now (True); or nothing.
 
     Raises:
         InputError: not a bundle, or damaged.
@@ -252,19 +253,20 @@ class Model:
         chosen = select(weights, options.threshold, self._runtime.top_k)
         names = [self.tasks[t] for t in allowed]
         lifts = self._lifts(activations, everything, [allowed[c[0]] for c in chosen])
-        agreements = _agreements(scores, [c[0] for c in chosen])
+        agreed = agreements(scores, [c[0] for c in chosen])
         site = " ".join(self.voters)
+        rows, shares = residuals.tolist(), weights.tolist()
         routings = []
         for i, picked in enumerate(chosen):
-            abstains = (lifts is not None and lifts[i] < unknown.lift) or agreements[i] < unknown.agreement
+            abstains = (lifts is not None and lifts[i] < unknown.lift) or agreed[i] < unknown.agreement
             routings.append(
                 Routing(
-                    dict(zip(names, residuals[i].tolist(), strict=True)),
-                    dict(zip(names, weights[i].tolist(), strict=True)),
+                    dict(zip(names, rows[i], strict=True)),
+                    dict(zip(names, shares[i], strict=True)),
                     [] if abstains else [names[c] for c in picked],
                     site,
                     None if lifts is None else lifts[i],
-                    agreements[i],
+                    agreed[i],
                 )
             )
         return routings
@@ -363,16 +365,6 @@ def _limits(unknown: Unknown | dict[str, float]) -> Unknown:
 
 def _reordered(batch: dict[str, Tensor], order: Tensor) -> dict[str, Tensor]:
     return {k: v[order] for k, v in batch.items()}
-
-
-def _agreements(scores: list[Tensor], best: list[int]) -> list[float]:
-    """How far voters agree on the best task: its mean standardised residual, as a share of the greatest possible."""
-    count = scores[0].shape[1]
-    if count < 2:
-        return [1.0] * len(best)
-    together = torch.stack([standardize(s) for s in scores]).mean(0)
-    greatest = (count - 1) / count**0.5
-    return [float((-row[b] / greatest).clamp(0, 1)) for row, b in zip(together, best, strict=True)]
 
 
 def _ms(began: float) -> float:

@@ -24,13 +24,14 @@ class ProjectionRouter:
         self.score = score
         self.ranks = [v.shape[0] for v in bases]
         self.stacked = torch.cat(bases)
-        self._owner = torch.repeat_interleave(torch.arange(len(bases)), torch.tensor(self.ranks))
+        # (R, T), 1 where a vector is a task's: a product with it sums the squares of each task.
+        self._owner = torch.block_diag(*[torch.ones(rank, 1) for rank in self.ranks]).to(self.stacked.dtype)
+        self._chance = (torch.tensor(self.ranks) / max(1, self.stacked.shape[1])).clamp_min(1e-12)
         self._whitener = mahalanobis_whitener(self.stacked) if score == "mahalanobis" else None
 
     def captured(self, z: Tensor) -> Tensor:
         """`‖V_i z‖²` (batch, T), all tasks by one product."""
-        squares = (z @ self.stacked.mT).square()
-        return z.new_zeros(z.shape[0], len(self.ranks)).index_add_(1, self._owner, squares)
+        return (z @ self.stacked.mT).square() @ self._owner
 
     def lift(self, z: Tensor, scores: Tensor) -> Tensor:
         """How many times as much of each activation a task's subspace holds as a random one of its size (batch, T).
@@ -46,8 +47,7 @@ class ProjectionRouter:
             captured = scores.square()
         else:
             captured = self.captured(z)
-        chance = torch.tensor(self.ranks, dtype=z.dtype) / z.shape[1]
-        return (captured / length).clamp_min(0) / chance.clamp_min(1e-12)
+        return (captured / length).clamp_min(0) / self._chance
 
     def __call__(self, z: Tensor) -> Tensor:
         """Residuals (batch, T) of activations (batch, d); less is better."""

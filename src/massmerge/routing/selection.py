@@ -9,20 +9,29 @@ _FLAT = 1e-6  # a spread below this share of the scores' size is rounding, not e
 
 
 def standardize(residuals: Tensor) -> Tensor:
-    """Residuals (batch, T) standardised over the tasks of each input; zero where all tasks are alike, or there is one."""
-    if residuals.shape[1] < 2:
+    """Residuals (…, T) standardised over the tasks of each input; zero where all tasks are alike, or there is one."""
+    if residuals.shape[-1] < 2:
         return torch.zeros_like(residuals)
-    centred = residuals - residuals.mean(1, keepdim=True)
-    spread = centred.square().sum(1, keepdim=True).div(residuals.shape[1] - 1).sqrt()
-    flat = spread <= _FLAT * residuals.abs().amax(1, keepdim=True)
+    centred = residuals - residuals.mean(-1, keepdim=True)
+    spread = centred.square().sum(-1, keepdim=True).div(residuals.shape[-1] - 1).sqrt()
+    flat = spread <= _FLAT * residuals.abs().amax(-1, keepdim=True)
     return torch.where(flat, 0.0, centred / spread.clamp_min(torch.finfo(residuals.dtype).tiny))
 
 
 def vote(residuals: list[Tensor]) -> Tensor:
     """One residual (batch, T) from several voters: the sum of the residuals standardised per voter; one voter is itself."""
-    if len(residuals) == 1:
-        return residuals[0]
-    return torch.stack([standardize(r) for r in residuals]).sum(0)
+    return residuals[0] if len(residuals) == 1 else standardize(torch.stack(residuals)).sum(0)
+
+
+def agreements(residuals: list[Tensor], best: list[int]) -> list[float]:
+    """How far voters agree on an input's best task: its mean standardised residual, as a share of the greatest possible."""
+    count = residuals[0].shape[1]
+    if count < 2:
+        return [1.0] * len(best)
+    together = standardize(torch.stack(residuals)).mean(0)
+    greatest = (count - 1) / count**0.5
+    found: list[float] = (-together.gather(1, torch.tensor(best)[:, None])[:, 0] / greatest).clamp(0, 1).tolist()
+    return found
 
 
 def weigh(residuals: Tensor, *, standardized: bool = True, temperature: float = 1.0) -> Tensor:
@@ -47,4 +56,7 @@ def select(weights: Tensor, threshold: float, top_k: int) -> list[list[int]]:
     order = torch.argsort(weights, dim=1, descending=True, stable=True)[:, :top_k]
     kept = weights.gather(1, order) >= threshold
     kept[:, 0] = True
-    return [[int(t) for t in row[keep]] for row, keep in zip(order, kept, strict=True)]
+    return [
+        [task for task, keep in zip(row, keeps, strict=True) if keep]
+        for row, keeps in zip(order.tolist(), kept.tolist(), strict=True)
+    ]
