@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup test lint types tests demo bench format clean
+.PHONY: setup test lint types tests demo bench suite-vision suite-text format clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -34,6 +34,13 @@ bench: setup
 	$(BIN)/python benchmarks/factoring.py
 	$(BIN)/python benchmarks/merge_cost.py
 	$(BIN)/python benchmarks/answer_cost.py
+
+# Real experts on real data: fetched, fine-tuned, merged and evaluated; hours on two cores. ARGS="--quick" tries the way.
+suite-vision: setup
+	$(BIN)/python -m benchmarks.suites vision $(ARGS)
+
+suite-text: setup
+	$(BIN)/python -m benchmarks.suites text $(ARGS)
 
 format: setup
 	$(BIN)/ruff format .

@@ -6,8 +6,8 @@ import tarfile
 import zipfile
 
 import pytest
-from benchmarks.suites import fetch
 
+from benchmarks.suites import fetch
 from massmerge.errors import MassError
 
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from benchmarks.suites import finetune as ft
-from benchmarks.suites.splits import Caps, write_task
-from benchmarks.suites.vision import backbone, experts, onnx_tensors, recipe, tasks
 from PIL import Image
 from torch import nn
 from transformers import AutoModelForImageClassification, Dinov2Config, Dinov2Model
 
 import massmerge
+from benchmarks.suites import finetune as ft
+from benchmarks.suites.splits import Caps, write_task
+from benchmarks.suites.vision import backbone, experts, onnx_tensors, recipe, tasks
 from massmerge.errors import InputError
 
 SMALL = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 14}

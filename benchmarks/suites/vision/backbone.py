@@ -11,12 +11,12 @@ import shutil
 from pathlib import Path
 
 import torch
-from benchmarks.suites.fetch import cache_root, file_sha256, hub_model, pip_archive
-from benchmarks.suites.vision.onnx_tensors import read_onnx
 from torch import Tensor
 from torch.nn.functional import interpolate
 from transformers import BitImageProcessorPil, Dinov2Config, Dinov2Model
 
+from benchmarks.suites.fetch import cache_root, file_sha256, hub_model, pip_archive
+from benchmarks.suites.vision.onnx_tensors import read_onnx
 from massmerge.errors import InputError
 
 HUB_ID = "facebook/dinov2-small"

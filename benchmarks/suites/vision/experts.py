@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from transformers import AutoImageProcessor, Dinov2ForImageClassification
+from transformers.utils import logging
+
 from benchmarks.suites.fetch import cache_root
 from benchmarks.suites.finetune import Config, Rows, finetune, summary, write_expert
 from benchmarks.suites.splits import read_split
 from benchmarks.suites.vision.backbone import make_base
 from benchmarks.suites.vision.tasks import TASKS, make_data
-from PIL import Image, ImageOps
-from torch import Tensor
-from transformers import AutoImageProcessor, Dinov2ForImageClassification
-from transformers.utils import logging
 
 # Small sets of photographs, which the fitted head knows by heart: only images that it has not seen teach the backbone more.
 VARIED = ("keys", "animals")

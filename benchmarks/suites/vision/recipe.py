@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from benchmarks.suites.fetch import cache_root
 from benchmarks.suites.vision.tasks import CORE, DIGITS, EXTENDED, TASKS
-
 from massmerge.errors import InputError
 
 DIGIT_TASKS = ("mnist", "usps", "digits")

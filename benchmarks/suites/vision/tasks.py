@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.suites.fetch import archive_source, cache_root, deb_archive, file_sha256, npm_archive, pip_archive
-from benchmarks.suites.splits import Caps, draw, write_task
 from numpy.typing import NDArray
 from PIL import Image
 
+from benchmarks.suites.fetch import archive_source, cache_root, deb_archive, file_sha256, npm_archive, pip_archive
+from benchmarks.suites.splits import Caps, draw, write_task
 from massmerge.errors import MassError
 
 SEED = 0
