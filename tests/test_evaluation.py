@@ -435,7 +435,7 @@ def test_abstentions_are_counted_and_wrong(tmp_path, root):
 
 
 def naive_expert(folder, task, inputs):
-    """Labels that transformers alone gives; the adapter is added to the base's weights by hand."""
+    """Labels and scores that transformers alone gives; the adapter is added to the base's weights by hand."""
     tokenizer = AutoTokenizer.from_pretrained(folder / "base")
     if task == "mood":
         model = BertForSequenceClassification.from_pretrained(folder / "base", num_labels=2).eval()
@@ -453,7 +453,8 @@ def naive_expert(folder, task, inputs):
         model = BertForSequenceClassification.from_pretrained(folder / task).eval()
         labels = [model.config.id2label[i] for i in range(model.config.num_labels)]
     with torch.inference_mode():
-        return [labels[int(model(**tokenizer(text, return_tensors="pt")).logits.argmax())] for text in inputs]
+        scores = [model(**tokenizer(text, return_tensors="pt")).logits[0].softmax(0) for text in inputs]
+    return [(labels[int(row.argmax())], float(row.max())) for row in scores]
 
 
 def test_measured_experts_answer_as_transformers_runs_them(tmp_path, root):
@@ -462,9 +463,11 @@ def test_measured_experts_answer_as_transformers_runs_them(tmp_path, root):
     for result in found.tasks:
         inputs = [text for text, _ in rows[result.task]]
         expected = naive_expert(root / "text", result.task, inputs)
-        answered = {row.place: row.expert.label for row in found.results if row.task == result.task}
-        assert [answered[i] for i in range(len(inputs))] == expected
-        right = sum(label == truth for label, (_, truth) in zip(expected, rows[result.task], strict=True))
+        answered = {row.place: row.expert for row in found.results if row.task == result.task}
+        assert [answered[i].label for i in range(len(inputs))] == [label for label, _ in expected]
+        scores = [answered[i].score for i in range(len(inputs))]
+        assert scores == pytest.approx([score for _, score in expected], abs=1e-5)
+        right = sum(label == truth for (label, _), (_, truth) in zip(expected, rows[result.task], strict=True))
         assert result.reference == pytest.approx(right / len(inputs))
         assert result.reference_source == "measured"
 

@@ -275,6 +275,17 @@ def test_a_split_that_the_dataset_lacks_is_named(tmp_path, datasets):
         read(tmp_path, dataset="me/d", input="text", options={"split": "validation"})
 
 
+def test_a_dataset_that_was_saved_without_splits_gives_none_that_is_asked_for(tmp_path, datasets):
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "state.json").write_text("{}")
+    datasets.load_from_disk = lambda path: datasets.load_dataset(path, None, split="test", revision=None)
+    assert read(tmp_path, dataset="saved", input="text")[1] == ["x", "y", "y"]
+    with pytest.raises(
+        InputError, match=r"the split 'validation' was asked for, but this dataset was saved without splits"
+    ):
+        read(tmp_path, dataset="saved", input="text", options={"split": "validation"})
+
+
 def test_a_column_that_the_dataset_lacks_is_named(tmp_path, datasets):
     with pytest.raises(InputError, match=r"me/d \(test\): no column 'body'; there are 'text', 'label'"):
         read(tmp_path, dataset="me/d", input="body")

@@ -125,6 +125,8 @@ class DatasetSource:
         place, name = task.place(split), task.split_name(split)
         self.where = f"{place} ({name})"
         self._columns, self._label, self._image, self._folder = task.columns, task.label_column, image, folder
+        if split is not None and (folder / place / "state.json").is_file():
+            raise InputError(f"{place}: the split {split!r} was asked for, but this dataset was saved without splits.")
         rows = _load_dataset(place, task.config, name, folder)
         for column in (*self._columns, self._label):
             if column not in rows.column_names:
