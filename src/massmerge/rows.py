@@ -17,6 +17,7 @@ from massmerge.errors import InputError, MassError
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 csv.field_size_limit(10**8)  # a cell may hold a book; 128 KiB is the default
 _PARQUET_ROWS = 256  # a row may hold a picture; by default 65,536 would be in memory at once
+_PARQUET_BUFFER = 1 << 20  # bytes; a file may be one group of rows, which would be read whole
 TABLE_SUFFIXES = {".csv", ".tsv", ".jsonl", ".parquet"}
 
 
@@ -195,7 +196,8 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any] | In
     except ImportError:
         raise MassError("Parquet files need pyarrow: pip install 'massmerge[eval]'") from None
     try:
-        file = parquet.ParquetFile(path)
+        # Otherwise every column is fetched ahead and kept until the last row has been read.
+        file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=_PARQUET_BUFFER)
         missing = _first_missing(columns, file.schema_arrow.names)
         if missing is not None:
             yield _no_column(path, missing, file.schema_arrow.names)
