@@ -1,0 +1,184 @@
+"""Which data-free rule routes best, on a suite's validation rows: `python benchmarks/router_study.py BUNDLE SUITE`.
+
+The base's activations at every site are gathered once; every rule (which sites, which token, which score) is then tried on
+them. No rule sees a label: labels only say afterwards how often it was right. Rules are compared on one half of the tasks'
+rows and confirmed on the other half; all tasks compete in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import massmerge as mm
+from massmerge.bundle import Bundle
+from massmerge.evaluation.prepared import prepare_evaluation
+from massmerge.routing import FirstPass, Site, Voter, standardize
+from massmerge.task_tensors import TaskTensors
+
+Stack = list[tuple[Tensor, Tensor]]  # for each task `s (k)` and `v (k, d)`
+
+
+def energies(z: Tensor, stack: Stack) -> list[Tensor]:
+    """For each task the squared coordinates (batch, k) on its vectors, as shares of the activation's."""
+    length = z.square().sum(1, keepdim=True).clamp_min(1e-30)
+    return [(z @ v.mT).square() / length for _, v in stack]
+
+
+def residual(z: Tensor, stack: Stack) -> Tensor:
+    """What remains of the activation: the paper's score."""
+    return torch.stack([(1 - e.sum(1)).clamp_min(0).sqrt() for e in energies(z, stack)], 1)
+
+
+def lift(z: Tensor, stack: Stack) -> Tensor:
+    """The captured share, against that of a random subspace of the same size."""
+    return torch.stack([-e.sum(1) / max(1, e.shape[1]) for e in energies(z, stack)], 1)
+
+
+def log_residual(z: Tensor, stack: Stack) -> Tensor:
+    """The logarithm of what remains, against what would remain of a random subspace of the same size."""
+    d = z.shape[1]
+    return torch.stack(
+        [torch.log((1 - e.sum(1)).clamp_min(1e-6)) - torch.tensor(max(1e-6, 1 - e.shape[1] / d)).log()
+         for e in energies(z, stack)], 1,
+    )  # fmt: skip
+
+
+def weighted(power: float) -> Callable[[Tensor, Stack], Tensor]:
+    """The captured share, each direction by its singular value to some power."""
+
+    def score(z: Tensor, stack: Stack) -> Tensor:
+        found = []
+        for e, (s, _) in zip(energies(z, stack), stack, strict=True):
+            w = s**power
+            found.append(-(e * w).sum(1) / w.sum().clamp_min(1e-30))
+        return torch.stack(found, 1)
+
+    return score
+
+
+def without_common(share: float, inner: Callable[[Tensor, Stack], Tensor]) -> Callable[[Tensor, Stack], Tensor]:
+    """Another score, after directions that at least a share of the tasks have in common are taken out of all of them."""
+
+    def score(z: Tensor, stack: Stack) -> Tensor:
+        total = sum(v.mT @ v for _, v in stack)
+        values, vectors = torch.linalg.eigh(total)
+        common = vectors[:, values > share * len(stack)]
+        rest = z - (z @ common) @ common.mT
+        cut = []
+        for s, v in stack:
+            rows = s[:, None] * (v - (v @ common) @ common.mT)
+            _, s2, v2 = torch.linalg.svd(rows, full_matrices=False)
+            kept = s2 > 1e-4 * s2[0].clamp_min(1e-30)
+            cut.append((s2[kept], v2[kept]))
+        return inner(rest, cut)
+
+    return score
+
+
+SCORES: dict[str, Callable[[Tensor, Stack], Tensor]] = {
+    "residual": residual,
+    "lift": lift,
+    "log residual": log_residual,
+    "weighted s": weighted(1.0),
+    "weighted s²": weighted(2.0),
+    "weighted √s": weighted(0.5),
+    "residual, common ½ out": without_common(0.5, residual),
+    "residual, common ⅓ out": without_common(1 / 3, residual),
+    "weighted s, common ½ out": without_common(0.5, weighted(1.0)),
+}
+
+
+def site_stack(tensors: TaskTensors, site: Site) -> Stack:
+    """The tasks' singular vectors at a site; of several layers, their deltas stacked."""
+    stack = []
+    for task in range(len(tensors.names)):
+        found = [f for name in site.tensors if (f := tensors.factors(task, name)) is not None]
+        if not found:
+            stack.append((torch.zeros(1), torch.zeros(1, site.width)))
+            continue
+        rows = torch.cat([f.s[:, None] * f.v for f in found])
+        _, s, v = torch.linalg.svd(rows, full_matrices=False)
+        kept = min(max(f.rank for f in found), int((s > 1e-6 * s[0]).sum()))
+        stack.append((s[:kept], v[:kept]))
+    return stack
+
+
+def gather(bundle: Path, suite: Path, split: str, limit: int) -> tuple[list[Voter], list[Tensor], Tensor, list[str]]:
+    """Activations (rows, width) of every voter, and the true task of each row."""
+    model = mm.load(bundle, router="projection", check=False)
+    sites = [site for site in model.sites if len(site.name) <= 4]
+    voters = [Voter(site, token) for site in sites for token in ("cls", "mean")]
+    first = FirstPass(model._runtime.base, voters)
+    ready = prepare_evaluation(bundle, suite, split=split, limit=limit)
+    inputs = [item for data in ready.data.values() for item in data.source.inputs(data.rows)]
+    truth = [model.tasks.index(task) for task, data in ready.data.items() for _ in data.rows]
+    found: list[list[Tensor]] = []
+    for start in range(0, len(inputs), 32):
+        rows = [model._runtime.reader.row(item) for item in inputs[start : start + 32]]
+        found.append(first(model._runtime.batch(rows)))
+    return voters, [torch.cat(parts) for parts in zip(*found, strict=True)], torch.tensor(truth), model.tasks
+
+
+def choices(voters: list[Voter]) -> dict[str, list[int]]:
+    """Voters by a name for the choice: which kind of site, which blocks, which token."""
+    blocks = 1 + max(int(v.site.name[1:]) for v in voters)
+    ranges = {"first half": range(blocks // 2), "last half": range(blocks // 2, blocks), "all": range(blocks)}
+    kinds, tokens = {"M": "M", "A": "A", "A+M": "AM"}, {"cls": ("cls",), "mean": ("mean",), "both": ("cls", "mean")}
+    return {
+        f"{kind}, {part}, {token}": [
+            i
+            for i, v in enumerate(voters)
+            if v.site.name[0] in letters and int(v.site.name[1:]) in which and v.token in names
+        ]
+        for kind, letters in kinds.items()
+        for part, which in ranges.items()
+        for token, names in tokens.items()
+    }
+
+
+def study(bundle: Path, suite: Path, split: str, limit: int) -> list[dict[str, object]]:
+    """Routing accuracy of every rule, on each half of the tasks, best first."""
+    voters, activations, truth, tasks = gather(bundle, suite, split, limit)
+    tensors = TaskTensors(Bundle(bundle, check=False))
+    stacks = {site: site_stack(tensors, site) for site in dict.fromkeys(v.site for v in voters)}
+    halves = [truth % 2 == half for half in (0, 1)]
+    found: list[dict[str, object]] = []
+    for name, score in SCORES.items():
+        scores = [standardize(score(z, stacks[v.site])) for v, z in zip(voters, activations, strict=True)]
+        rules = {**choices(voters), **{voter.name: [i] for i, voter in enumerate(voters)}}
+        for rule, chosen in rules.items():
+            right = torch.stack([scores[i] for i in chosen]).sum(0).argmin(1) == truth
+            found.append({"score": name, "sites": rule, "all": right.float().mean().item(),
+                          "halves": [right[half].float().mean().item() for half in halves],
+                          "tasks": {t: right[truth == i].float().mean().item() for i, t in enumerate(tasks)
+                                    if bool((truth == i).any())}})  # fmt: skip
+    return sorted(found, key=lambda row: -float(row["all"]))  # type: ignore[arg-type]
+
+
+def main() -> None:
+    """Gather, try, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("suite", type=Path)
+    parser.add_argument("--split", default="validation")
+    parser.add_argument("--limit", type=int, default=100, help="rows of each task")
+    parser.add_argument("--show", type=int, default=40, help="how many rules to print")
+    parser.add_argument("--json", type=Path, help="write all of them to this file")
+    options = parser.parse_args()
+    found = study(options.bundle, options.suite, options.split, options.limit)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    print(f"{'score':<26}{'voters':<24}{'all':>7}{'half':>7}{'other':>7}")
+    for row in found[: options.show]:
+        first, second = row["halves"]  # type: ignore[misc]
+        print(f"{row['score']:<26}{row['sites']:<24}{row['all']:7.3f}{first:7.3f}{second:7.3f}")
+
+
+if __name__ == "__main__":
+    main()
