@@ -59,7 +59,7 @@ def test_a_damaged_router_is_found(bundle):
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     assert any("router.safetensors" in fault for fault in verify_bundle(bundle).damage)
     with pytest.raises(InputError, match=r"(?s)damaged:.*router\.safetensors"):
-        massmerge.load(bundle)
+        massmerge.load(bundle, check=True)
 
 
 def test_any_fitted_router_can_be_chosen_when_loading(bundle):

@@ -25,7 +25,8 @@ class ProjectionRouter:
         self.ranks = [v.shape[0] for v in bases]
         self.stacked = torch.cat(bases)
         # (R, T), 1 where a vector is a task's: a product with it sums the squares of each task.
-        self._owner = torch.block_diag(*[torch.ones(rank, 1) for rank in self.ranks]).to(self.stacked.dtype)
+        owners = torch.repeat_interleave(torch.arange(len(bases)), torch.tensor(self.ranks))
+        self._owner = torch.nn.functional.one_hot(owners, len(bases)).to(self.stacked.dtype)
         self._chance = (torch.tensor(self.ranks) / max(1, self.stacked.shape[1])).clamp_min(1e-12)
         self._whitener = mahalanobis_whitener(self.stacked) if score == "mahalanobis" else None
 
