@@ -168,7 +168,7 @@ def residual_histograms(found: Mapping[str, tuple[NDArray[np.float64], NDArray[n
         axes.tick_params(axis="x", labelsize=8, colors=QUIET, labelbottom=True)
     handles, names = panels.flat[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="upper center", ncols=2, frameon=False, fontsize=10, bbox_to_anchor=(0.5, 1.0))
-    figure.supxlabel("residual (less is better); beside each name: share of rows where the own task's is the least",
-                     fontsize=9, color=QUIET, y=0.0, va="top")  # fmt: skip
     figure.tight_layout(rect=(0, 0.0, 1, 1 - 0.35 / (1.75 * lines + 0.9)))
+    words = "residual (less is better); beside each name: share of rows where the own task's is the least"
+    figure.text(0.5, 0.0, words, ha="center", va="top", fontsize=9, color=QUIET)
     return figure
