@@ -17,11 +17,12 @@ import subprocess
 import sys
 import tarfile
 import threading
+import urllib.request
 import zipfile
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 
-import httpx
 from filelock import FileLock
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -92,7 +93,7 @@ def hub_model(
         return None
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(files), local_files_only=offline))
-    except (LocalEntryNotFoundError, HfHubHTTPError, httpx.HTTPError, OSError):
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
         return None
 
 
@@ -192,8 +193,10 @@ def _hub_answers() -> bool:
 
     def ask() -> None:
         try:
-            answers.append(httpx.head(constants.ENDPOINT, timeout=HUB_SECONDS).status_code < 400)
-        except (httpx.HTTPError, OSError):
+            request = urllib.request.Request(constants.ENDPOINT, method="HEAD")
+            with urllib.request.urlopen(request, timeout=HUB_SECONDS):
+                answers.append(True)
+        except (OSError, ValueError, HTTPException):  # answers of 400 and more are among them
             answers.append(False)
 
     thread = threading.Thread(target=ask, daemon=True)
