@@ -72,7 +72,7 @@ def evaluate(
     if report is not None:
         require_matplotlib()
     opened = _open_experts(ready, expert_folder) if experts else None
-    model = load(bundle, router=router, cache=cache) if isinstance(bundle, str | Path) else bundle
+    model = load(bundle, router=router, cache=cache, check=True) if isinstance(bundle, str | Path) else bundle
     for data in progress(ready.data.values(), "reading", len(ready.data)):
         data.read_inputs()
     limits = unknown.model_dump() if isinstance(unknown, Unknown) else unknown
