@@ -39,9 +39,12 @@ def test_activations_of_the_base_are_those_of_a_whole_forward_pass(name):
     base, inputs = FAMILIES[name].make_base(), FAMILIES[name].make_inputs(3)
     part = base.encoder if name == "t5" else base
     expected = seen_by(part, LAYER[name], inputs)
-    cls, mean = FirstPass(shared_copy(base), voters_of(base, "M1.cls", "M1.mean"))(inputs)
-    assert torch.allclose(cls, expected[:, 0], atol=1e-5)
-    assert torch.allclose(mean, expected.mean(1), atol=1e-5)
+    cls, mean, each = FirstPass(shared_copy(base), voters_of(base, "M1.cls", "M1.mean", "M1.each"))(inputs)
+    assert torch.allclose(cls.rows, expected[:, 0], atol=1e-5)
+    assert torch.allclose(mean.rows, expected.mean(1), atol=1e-5)
+    assert torch.allclose(each.rows, expected.flatten(0, 1), atol=1e-5)
+    assert each.tokens.tolist() == [expected.shape[1]] * 3
+    assert torch.allclose(each.pooled(), expected.mean(1), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -68,7 +71,7 @@ def test_one_pass_gathers_the_activations_of_all_voters():
     assert len(calls) == 1
     for z, name in zip(found, ("M1.mean", "A0.cls", "M0.mean"), strict=True):
         alone = FirstPass(shared_copy(base), voters_of(base, name))(inputs)[0]
-        assert torch.allclose(z, alone, atol=1e-6)
+        assert torch.allclose(z.rows, alone.rows, atol=1e-6)
 
 
 def test_padding_does_not_count_in_the_mean():
@@ -76,7 +79,21 @@ def test_padding_does_not_count_in_the_mean():
     first = FirstPass(shared_copy(base), voters_of(base, "M1.mean"))
     short = FAMILIES["bert"].make_inputs(1)
     padded = {k: torch.nn.functional.pad(v, (0, 5)) for k, v in short.items()}
-    assert torch.allclose(first(padded)[0], first(short)[0], atol=1e-5)
+    assert torch.allclose(first(padded)[0].rows, first(short)[0].rows, atol=1e-5)
+
+
+def test_padding_is_no_token():
+    base = FAMILIES["bert"].make_base()
+    first = FirstPass(shared_copy(base), voters_of(base, "M1.each"))
+    ids, mask = torch.tensor([[5, 6, 7, 0, 0], [5, 6, 7, 8, 9]]), torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    found = first({"input_ids": ids, "attention_mask": mask})[0]
+    assert found.tokens.tolist() == [3, 5]
+    alone = [
+        first({"input_ids": ids[i : i + 1, :n], "attention_mask": mask[i : i + 1, :n]})[0] for i, n in ((0, 3), (1, 5))
+    ]
+    assert torch.allclose(found.rows, torch.cat([a.rows for a in alone]), atol=1e-5)
+    values = torch.randn(8, 4)
+    assert torch.allclose(found.averaged(values), torch.stack([values[:3].mean(0), values[3:].mean(0)]), atol=1e-6)
 
 
 def test_the_mean_over_a_feature_map_is_over_its_places():

@@ -94,7 +94,8 @@ def test_a_block_that_is_called_again_and_again_has_the_sites_of_one():
 
 def test_a_site_knows_the_width_of_its_activation(sites):
     assert named(sites["bert"], "M0").width == 32
-    assert named(sites["bert"], "encoder.layer.0.output.dense").width == 64
+    assert named(sites["bert"], "D0").width == 64
+    assert named(sites["bert"], "D0").modules == ("encoder.layer.0.output.dense",)
 
 
 def test_a_site_names_the_weights_that_read_it(sites):
@@ -110,14 +111,25 @@ def test_tracing_leaves_no_hook_behind():
 # Which of them vote
 
 
-def test_auto_is_the_mlps_of_the_first_half_of_the_blocks():
-    base = FAMILIES["bert"].make_base(num_hidden_layers=4)
-    assert [site.name for site in choose_sites(find_sites(base), "auto")] == ["M0", "M1"]
+def test_auto_for_text_is_the_inputs_of_mlp_and_attention_output_in_every_block(sites):
+    assert [site.name for site in choose_sites(sites["bert"], "auto")] == ["O0", "M0", "O1", "M1"]
 
 
-def test_auto_is_the_attentions_where_more_tasks_change_something_there(sites):
-    chosen = choose_sites(sites["bert"], "auto", lambda site: 3 if site.name.startswith("A") else 1)
-    assert [site.name for site in chosen] == ["A0"]
+def test_auto_for_images_is_the_attention_outputs_of_the_first_half_of_the_blocks():
+    base = FAMILIES["vit"].make_base(num_hidden_layers=4)
+    assert [site.name for site in choose_sites(find_sites(base), "auto", image=True)] == ["O0", "O1"]
+
+
+@pytest.mark.parametrize("letter", ["A", "M", "O"])
+def test_auto_is_another_kind_of_site_where_more_tasks_change_something_there(sites, letter):
+    chosen = choose_sites(sites["bert"], "auto", lambda site: 3 if site.name.startswith(letter) else 1)
+    assert [site.name for site in chosen] == [f"{letter}0", f"{letter}1"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_layers_behind_attention_and_mlp_are_sites_with_short_names(sites, name):
+    names = [site.name for site in sites[name] if site.name in ("A1", "O1", "M1", "D1")]
+    assert names == ["A1", "O1", "M1", "D1"]
 
 
 def test_a_site_can_be_named_by_the_path_of_a_layer_or_of_its_weight(sites):
@@ -132,7 +144,7 @@ def test_sites_vote_in_the_order_of_the_pass_and_once_each(sites):
 
 
 def test_an_unknown_site_is_refused_with_those_there_are(sites):
-    with pytest.raises(InputError, match=r"no site 'M9'\. There are A0, M0, A1, M1"):
+    with pytest.raises(InputError, match=r"no site 'M9'\. There are A0, O0, M0, D0, A1, O1, M1, D1"):
         choose_sites(sites["bert"], ["M0", "M9"])
 
 
@@ -150,12 +162,12 @@ def test_inspect_lists_the_sites_and_which_of_them_vote(bundle):
     assert done.exit_code == 0
     assert "encoder.layer.0.intermediate.dense" in line
     assert line.endswith("votes")
-    assert not next(row for row in done.output.splitlines() if row.startswith("M1")).endswith("votes")
+    assert not next(row for row in done.output.splitlines() if row.startswith("A1")).endswith("votes")
 
 
 def test_the_list_of_sites_can_be_had_as_json(bundle):
     done = CliRunner().invoke(main, ["inspect", str(bundle), "--sites", "--json"])
-    assert [site["name"] for site in json.loads(done.output) if site["votes"]] == ["M0"]
+    assert [site["name"] for site in json.loads(done.output) if site["votes"]] == ["O0", "M0", "O1", "M1"]
 
 
 def test_tracing_does_not_change_the_model():

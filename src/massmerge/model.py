@@ -19,7 +19,7 @@ from massmerge.answers import Prediction, Routing, rank_answers
 from massmerge.errors import InputError
 from massmerge.heads.runtime import ShellHead, features
 from massmerge.recipe import Unknown
-from massmerge.routing import Site, agreements, select, vote, weigh
+from massmerge.routing import Activation, Site, agreements, select, vote, weigh
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.runtime import Runtime, load_runtime, with_decoder_start
 from massmerge.subspace.segments import Segment, Segments
@@ -165,9 +165,9 @@ class Model:
         return torch.cat(found) if found else torch.empty(0)
 
     def activations(self, inputs: Any, *, batch_size: int = 32) -> list[Tensor]:
-        """What the voters see: for each voter the activations (inputs, width) of the first pass."""
+        """What the voters see: for each voter one activation of the first pass for each input (inputs, width)."""
         found = [
-            self._runtime.first_pass(self._runtime.batch(rows))
+            [seen.pooled() for seen in self._runtime.first_pass(self._runtime.batch(rows))]
             for rows in self._batches(_several(inputs), batch_size, "raise")
         ]
         return [torch.cat(parts) for parts in zip(*found, strict=True)]
@@ -241,18 +241,24 @@ class Model:
 
     @torch.inference_mode()
     def _routings(
-        self, activations: list[Tensor], allowed: list[int], unknown: Unknown, *, shared: bool = False
+        self, activations: list[Activation], allowed: list[int], unknown: Unknown, *, shared: bool = False
     ) -> list[Routing]:
-        options = self._runtime.recipe.router
-        everything = [router(z) for router, z in zip(self._runtime.routers, activations, strict=True)]
-        scores = [s[:, allowed] for s in everything]
+        options, routers = self._runtime.recipe.router, self._runtime.routers
+        # Only projection looks at tokens one by one; the fitted routers know one activation of each input.
+        seen = [
+            a if isinstance(r, ProjectionRouter) else Activation(a.pooled())
+            for r, a in zip(routers, activations, strict=True)
+        ]
+        vectors = [a.vectors for a in seen]
+        everything = [router(z) for router, z in zip(routers, vectors, strict=True)]
+        scores = [a.averaged(s)[:, allowed] for a, s in zip(seen, everything, strict=True)]
         if shared:
             scores = [s.mean(0, keepdim=True) for s in scores]
         residuals = vote(scores)
         weights = weigh(residuals, standardized=options.standardize, temperature=options.temperature)
         chosen = select(weights, options.threshold, self._runtime.top_k)
         names = [self.tasks[t] for t in allowed]
-        lifts = self._lifts(activations, everything, [allowed[c[0]] for c in chosen])
+        lifts = self._lifts(seen, vectors, everything, [allowed[c[0]] for c in chosen])
         agreed = agreements(scores, [c[0] for c in chosen])
         site = " ".join(self.voters)
         rows, shares = residuals.tolist(), weights.tolist()
@@ -271,14 +277,16 @@ class Model:
             )
         return routings
 
-    def _lifts(self, activations: list[Tensor], scores: list[Tensor], best: list[int]) -> list[float] | None:
+    def _lifts(
+        self, seen: list[Activation], vectors: list[Tensor], scores: list[Tensor], best: list[int]
+    ) -> list[float] | None:
         """How much more of each activation its best task holds than chance, the mean over voters."""
         routers = self._runtime.routers
         if not all(isinstance(router, ProjectionRouter) for router in routers):
             return None
         found = [
-            r.lift(z, s)
-            for r, z, s in zip(routers, activations, scores, strict=True)
+            a.averaged(r.lift(z, s))
+            for r, a, z, s in zip(routers, seen, vectors, scores, strict=True)
             if isinstance(r, ProjectionRouter)
         ]
         together = torch.stack(found).mean(0)

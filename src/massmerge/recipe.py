@@ -87,7 +87,7 @@ class RouterOptions(Part):
 
     kind: Literal["projection", "nearest", "prototype", "mlp"] = "projection"
     site: str | list[str] = "auto"
-    token: Literal["auto", "cls", "mean", "both"] = "auto"
+    token: Literal["auto", "cls", "mean", "both", "each"] = "auto"
     first_pass: Literal["base", "fixed"] = "base"
     score: Literal["residual", "l1", "mahalanobis", "energy"] = "residual"
     standardize: bool = True

@@ -223,11 +223,12 @@ def _voters(recipe: Recipe, sites: list[Site], base: PreTrainedModel, tensors: T
     def covered(site: Site) -> int:
         return sum(any(tensors.changes(task, name) for name in site.tensors) for task in tasks)
 
-    chosen = choose_sites(sites, recipe.router.site, covered)
+    image = base.main_input_name == "pixel_values"
+    chosen = choose_sites(sites, recipe.router.site, covered, image=image)
     token = recipe.router.token
     if token == "auto":
         names = {name.rpartition(".")[2] for name, _ in base.named_parameters()}
-        token = "both" if names & {"cls_token", "class_embedding"} else "mean"
+        token = "both" if names & {"cls_token", "class_embedding"} else "mean" if image else "each"
     return [Voter(site, t) for site in chosen for t in (("cls", "mean") if token == "both" else (token,))]
 
 

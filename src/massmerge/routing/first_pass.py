@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from massmerge.parallel import parts_of, run_parts
+from massmerge.routing.activation import Activation, joined
 from massmerge.routing.sites import Site, routed_part
 
-Token = Literal["cls", "mean"]
+Token = Literal["cls", "mean", "each"]
 
 
 @dataclass(frozen=True)
 class Voter:
-    """A site and what is taken of its activation: the class token, or the mean over real tokens."""
+    """A site and what is taken of its activation: the class token, the mean over real tokens, or each of them."""
 
     site: Site
     token: Token
@@ -63,18 +64,18 @@ class FirstPass:
 
         return collect
 
-    def __call__(self, inputs: dict[str, Tensor]) -> list[Tensor]:
-        """Activations (batch, width), one for each voter in order."""
+    def __call__(self, inputs: dict[str, Tensor]) -> list[Activation]:
+        """What each voter sees, in the order of the voters."""
         first = next(iter(inputs.values()))
 
-        def run(rows: slice) -> list[Tensor]:
+        def run(rows: slice) -> list[Activation]:
             return self._run({name: tensor[rows] for name, tensor in inputs.items()})
 
         found = run_parts(run, parts_of(first.shape[0], first.device))
-        return [torch.cat(parts) for parts in zip(*found, strict=True)] if len(found) > 1 else found[0]
+        return [joined(list(parts)) for parts in zip(*found, strict=True)]
 
     @torch.inference_mode()
-    def _run(self, inputs: dict[str, Tensor]) -> list[Tensor]:
+    def _run(self, inputs: dict[str, Tensor]) -> list[Activation]:
         found: dict[str, Tensor] = {}
         self._here.found = found
         try:
@@ -85,18 +86,34 @@ class FirstPass:
             del self._here.found
         mask = inputs.get("attention_mask")
         batch = next(iter(inputs.values())).shape[0]
-        return [pool(found[v.site.name], v.token, mask, batch).cpu() for v in self.voters]
+        return [_seen(found[v.site.name], v.token, mask, batch) for v in self.voters]
 
 
-def pool(hidden: Tensor, token: Token, mask: Tensor | None, batch: int) -> Tensor:
+def _seen(hidden: Tensor, token: Token, mask: Tensor | None, batch: int) -> Activation:
+    """What a voter takes of a site's activation."""
+    if token != "each":
+        return Activation(pool(hidden, token, mask, batch).cpu())
+    hidden = _by_token(hidden, batch)
+    if mask is None or mask.shape != hidden.shape[:2]:
+        tokens = torch.full((batch,), hidden.shape[1])
+        return Activation(hidden.flatten(0, 1).float().cpu(), tokens)
+    return Activation(hidden[mask.bool()].float().cpu(), mask.sum(1).cpu())
+
+
+def pool(hidden: Tensor, token: Literal["cls", "mean"], mask: Tensor | None, batch: int) -> Tensor:
     """One vector (batch, width) for each input of an activation (batch, tokens, width)."""
-    if hidden.ndim == 2:
-        hidden = hidden.reshape(batch, -1, hidden.shape[-1])
-    if hidden.ndim > 3:  # feature maps (batch, height, width, channels)
-        hidden = hidden.flatten(1, -2)
+    hidden = _by_token(hidden, batch)
     if token == "cls":
         return hidden[:, 0].float()
     if mask is None or mask.shape != hidden.shape[:2]:
         return hidden.float().mean(1)
     real = mask.to(hidden.dtype)
     return torch.einsum("btd,bt->bd", hidden, real).float() / real.sum(1, keepdim=True).clamp_min(1)
+
+
+def _by_token(hidden: Tensor, batch: int) -> Tensor:
+    """An activation as (batch, tokens, width)."""
+    if hidden.ndim == 2:
+        return hidden.reshape(batch, -1, hidden.shape[-1])
+    # Feature maps are (batch, height, width, channels).
+    return hidden.flatten(1, -2) if hidden.ndim > 3 else hidden

@@ -27,7 +27,8 @@ class ProjectionRouter:
         # (R, T), 1 where a vector is a task's: a product with it sums the squares of each task.
         owners = torch.repeat_interleave(torch.arange(len(bases)), torch.tensor(self.ranks))
         self._owner = torch.nn.functional.one_hot(owners, len(bases)).to(self.stacked.dtype)
-        self._chance = (torch.tensor(self.ranks) / max(1, self.stacked.shape[1])).clamp_min(1e-12)
+        # A random subspace of no size holds nothing, and neither does a task's: whatever rounding leaves counts as none.
+        self._chance = torch.tensor([rank / self.stacked.shape[1] if rank else torch.inf for rank in self.ranks])
         self._whitener = mahalanobis_whitener(self.stacked) if score == "mahalanobis" else None
 
     def captured(self, z: Tensor) -> Tensor:

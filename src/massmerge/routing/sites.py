@@ -23,7 +23,8 @@ class Site:
     """The input shared by one or more linear layers."""
 
     name: str
-    """`M9` for the MLP of block 9, `A9` for its attention; else the path of its first layer."""
+    """`A9` and `O9` for what attention of block 9 reads and what its output layer reads, `M9` and `D9` for the MLP and its
+    output layer; else the path of its first layer."""
     modules: tuple[str, ...]
     """Paths of the linear layers that read this input, in the order of their calls."""
     width: int
@@ -100,7 +101,7 @@ def _grouped(calls: list[tuple[str, nn.Module, Tensor]]) -> list[tuple[list[str]
 
 
 def _named(groups: list[tuple[list[str], int, float]]) -> list[Site]:
-    """Short names: the first input of attention and of the MLP in each numbered block."""
+    """Short names: the first two inputs of attention and of the MLP in each numbered block."""
     sites: list[Site] = []
     taken: set[str] = set()
     for paths, width, depth in groups:
@@ -108,31 +109,38 @@ def _named(groups: list[tuple[list[str], int, float]]) -> list[Site]:
         name = paths[0]
         if block:
             # Every attention module in use has "att" in its path below the block, no MLP has.
-            short = ("A" if "att" in block[2].lower() else "M") + block[1]
-            name = short if short not in taken else name
+            letters = "AO" if "att" in block[2].lower() else "MD"
+            name = next((short for letter in letters if (short := letter + block[1]) not in taken), name)
         taken.add(name)
         sites.append(Site(name, tuple(paths), width, depth))
     return sites
 
 
 def choose_sites(
-    sites: list[Site], wanted: str | list[str], covered: Callable[[Site], int] = lambda site: 1
+    sites: list[Site],
+    wanted: str | list[str],
+    covered: Callable[[Site], int] = lambda site: 1,
+    *,
+    image: bool = False,
 ) -> list[Site]:
     """The sites that vote.
 
     Args:
         sites: all of them, in order.
-        wanted: names or module paths, or `auto`: the inputs of the MLPs in the first half of the blocks; those of the
-            attentions instead if more tasks change something there (adapters often touch nothing else).
+        wanted: names or module paths, or `auto`: the best by the measurements in docs/routing.md; other ones if more tasks
+            change something there (adapters often touch nothing but queries and values).
         covered: how many tasks change something at a site.
+        image: whether the model reads images, for which the first half of the blocks is enough.
 
     Raises:
         InputError: there is no such site.
     """
     if wanted == "auto":
-        groups = [[site for site in sites if re.fullmatch(rf"{letter}\d+", site.name)] for letter in "MA"]
-        halves = [group[: max(1, len(group) // 2)] for group in groups if group] or [sites[: max(1, len(sites) // 2)]]
-        return max(halves, key=lambda half: min(covered(site) for site in half))
+        groups = [_group(sites, letters, half=image) for letters in (("O",) if image else ("MO", "O")) + ("M", "A")]
+        return max(
+            [group for group in groups if group] or [sites[: max(1, len(sites) // 2)]],
+            key=lambda group: min(covered(site) for site in group),
+        )
     by_name: Mapping[str, Site] = {n: site for site in sites for n in (site.name, *site.modules, *site.tensors)}
     names = [wanted] if isinstance(wanted, str) else wanted
     unknown = [name for name in names if name not in by_name]
@@ -143,3 +151,10 @@ def choose_sites(
         )
     chosen = {by_name[name].name for name in names}
     return [site for site in sites if site.name in chosen]
+
+
+def _group(sites: list[Site], letters: str, *, half: bool) -> list[Site]:
+    """The sites of some kinds, in all blocks or in the first half of them."""
+    kinds = [[site for site in sites if re.fullmatch(rf"{letter}\d+", site.name)] for letter in letters]
+    kept = {site.name for kind in kinds for site in (kind[: max(1, len(kind) // 2)] if half else kind)}
+    return [site for site in sites if site.name in kept]
