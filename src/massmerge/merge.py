@@ -23,12 +23,12 @@ from massmerge.bundle import file_sha256
 from massmerge.checkpoints.skeleton import from_matrix
 from massmerge.deltas import Kept, delta, distinct, finite, keep
 from massmerge.errors import InputError, MassError, Problem, problems_error
+from massmerge.findings import findings
 from massmerge.linalg import Factors, core_matrix, cosine_matrix
 from massmerge.methods import STATIC_METHODS
 from massmerge.plan import TensorPlan
 from massmerge.prepare import Prepared, prepare, recipe_and_folder
 from massmerge.recipe import Recipe
-from massmerge.tensorfile import read_tensor
 from massmerge.workfolder import WorkFolder, refuse_target
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
@@ -118,7 +118,7 @@ def merge(
         with work.opened():
             refuse_target(target, fingerprint, overwrite=overwrite)  # another merge may have published meanwhile
             _Run(prepared, work, progress).run(workers)
-            _tell_equal_experts(prepared, work, progress, strict=strict)
+            _tell(findings(prepared, work), progress, strict=strict)
             progress.phase("writing …")
             assemble = assemble_bundle if recipe.merge.method == "mass" else assemble_checkpoint
             assemble(prepared, work, fingerprint)
@@ -312,24 +312,8 @@ def _refuse_full_disk(target: Path, prepared: Prepared) -> None:
         raise MassError(f"{existing}: the merge needs {needed:,} bytes, the disk has {free:,} left. Free some space.")
 
 
-def _tell_equal_experts(prepared: Prepared, work: WorkFolder, progress: Progress, *, strict: bool) -> None:
-    equal = _equal_experts(prepared, work)
-    if equal and strict:
-        raise problems_error(equal)
-    for problem in equal:
+def _tell(problems: list[Problem], progress: Progress, *, strict: bool) -> None:
+    if problems and strict:
+        raise problems_error(problems)
+    for problem in problems:
         progress.warning(problem)
-
-
-def _equal_experts(prepared: Prepared, work: WorkFolder) -> list[Problem]:
-    """Experts that change nothing, which most often is a mistake in the recipe."""
-    parts = [work.header(i) for i in range(len(prepared.plan.tensors))]
-    changed = sum((read_tensor(part["norm"]) for part in parts), start=torch.zeros(len(prepared.recipe.tasks)))
-    return [
-        Problem(
-            f"task {task.name} ({task.expert})",
-            "is equal to the base: fine-tuning changed no tensor. Check which expert the recipe names.",
-            "warning",
-        )
-        for i, task in enumerate(prepared.recipe.tasks)
-        if not changed[i] > 0
-    ]

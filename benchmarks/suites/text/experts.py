@@ -28,7 +28,7 @@ from benchmarks.suites.text.tasks import TASKS, choose, make_data
 
 Kind = Literal["full", "lora"]
 FOLDERS: dict[Kind, str] = {"full": "experts", "lora": "experts_lora"}
-LORA_SAMPLES = 4000  # steps are large, so few are enough
+LORA_SAMPLES = 2400  # steps are large, so few are enough
 QUICK = {"samples": 256}
 QUICK_ROWS = {"train": 256, "validation": 64, "test": 64}
 

@@ -1,0 +1,91 @@
+"""What a person should know of a merge whose tensors are finished: experts that are none, tasks that look alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from massmerge.errors import Problem
+from massmerge.prepare import Prepared
+from massmerge.routing.projection import site_basis
+from massmerge.routing.separation import separation
+from massmerge.routing.sites import Site, choose_sites, find_sites
+from massmerge.tensorfile import read_tensor
+from massmerge.workfolder import WorkFolder
+
+
+def findings(prepared: Prepared, work: WorkFolder) -> list[Problem]:
+    """Warnings about a merge, from its parts."""
+    found = list(_equal_experts(prepared, work))
+    if prepared.recipe.merge.method == "mass" and prepared.recipe.router.kind == "projection":
+        found += _inseparable_tasks(prepared, work)
+    return found
+
+
+def _equal_experts(prepared: Prepared, work: WorkFolder) -> Iterator[Problem]:
+    """Experts that change nothing, which most often is a mistake in the recipe."""
+    parts = [work.header(i) for i in range(len(prepared.plan.tensors))]
+    changed = sum((read_tensor(part["norm"]) for part in parts), start=torch.zeros(len(prepared.recipe.tasks)))
+    for i, task in enumerate(prepared.recipe.tasks):
+        if not changed[i] > 0:
+            text = "is equal to the base: fine-tuning changed no tensor. Check which expert the recipe names."
+            yield Problem(f"task {task.name} ({task.expert})", text, "warning")
+
+
+def _inseparable_tasks(prepared: Prepared, work: WorkFolder) -> Iterator[Problem]:
+    """Tasks whose subspaces the projection router cannot tell apart."""
+    tasks = prepared.plan.tasks
+    sites = _voting_sites(prepared, work)
+    if len(tasks) < 2 or not sites:
+        return
+    places = {tensor.name: i for i, tensor in enumerate(prepared.plan.tensors)}
+    found = separation([[_basis(work, places, site, task) for task in range(len(tasks))] for site in sites])
+    names = [task.name for task in tasks]
+    pairs = [(i, j) for i in range(len(tasks)) for j in range(i + 1, len(tasks)) if found.alike(i, j)]
+    if pairs:
+        shown = ", ".join(f"{names[i]} and {names[j]} ({found.overlap[i, j]:.0%})" for i, j in pairs[:5])
+        more = f" and {len(pairs) - 5} other pairs" if len(pairs) > 5 else ""
+        yield _warning(
+            f"change the same directions, {shown}{more}, as adapters do that were trained from one random start"
+        )
+    # Random weights make random subspaces of full experts too, but nobody ships those; adapters begin at random.
+    lost = [names[i] for i, task in enumerate(tasks) if task.form == "adapter" and found.random(i)]
+    if lost:
+        yield _warning(
+            f"of {', '.join(lost)} change directions that look random, as adapters' do whose start was hardly moved"
+        )
+
+
+def _warning(what: str) -> Problem:
+    return Problem(
+        "router",
+        f"updates {what}: the projection router may send inputs to the wrong task. Measure it with `mass eval`, or fit a "
+        "router with a few unlabelled inputs of each task: `mass calibrate`.",
+        "warning",
+    )
+
+
+def _voting_sites(prepared: Prepared, work: WorkFolder) -> list[Site]:
+    """The sites that will vote; none where the skeleton of the model cannot be traced."""
+    model = prepared.base.skeleton.model.eval()
+    try:
+        sites = find_sites(model)
+    except (RuntimeError, NotImplementedError):
+        return []
+    ranks = {tensor.name: tensor.ranks for tensor in prepared.plan.tensors}
+
+    def covered(site: Site) -> int:
+        return sum(
+            any(ranks[name][t] for name in site.tensors if name in ranks) for t in range(len(prepared.plan.tasks))
+        )
+
+    return choose_sites(sites, prepared.recipe.router.site, covered, image=model.main_input_name == "pixel_values")
+
+
+def _basis(work: WorkFolder, places: dict[str, int], site: Site, task: int) -> Tensor:
+    """A task's orthonormal rows at a site."""
+    parts = [work.header(places[name]) for name in site.tensors if name in places]
+    found = [(read_tensor(part[f"{task}.s"]), read_tensor(part[f"{task}.v"])) for part in parts if f"{task}.s" in part]
+    return site_basis(found, max(len(s) for s, _ in found)) if found else torch.zeros(0, site.width)
