@@ -1,0 +1,97 @@
+"""Whether subspaces can tell tasks apart, and what a merge says of those that cannot."""
+
+import pytest
+import torch
+
+from massmerge import merge
+from massmerge.merge import Silent
+from massmerge.routing.separation import separation
+from models import FAMILIES, write_recipe, write_shifted
+
+
+def basis(rank, width, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.linalg.qr(torch.randn(width, rank, generator=generator))[0].mT.contiguous()
+
+
+def test_a_subspace_overlaps_with_itself_wholly_and_with_its_complement_not_at_all():
+    v = basis(16, 16, 0)
+    found = separation([[v[:4], v[:4], v[4:12], v[:8]]])
+    assert found.overlap[0, 1] == pytest.approx(1.0, abs=1e-5)
+    assert found.overlap[0, 2] == pytest.approx(0.0, abs=1e-5)
+    assert found.overlap[0, 3] == pytest.approx(1.0, abs=1e-5)  # the smaller one lies in the larger one
+    assert torch.allclose(found.overlap, found.overlap.mT)
+
+
+def test_the_overlap_is_the_mean_squared_cosine_of_the_principal_angles():
+    a, b = basis(5, 20, 1), basis(7, 20, 2)
+    cosines = torch.linalg.svdvals(a @ b.mT)
+    assert separation([[a, b]]).overlap[0, 1] == pytest.approx(float(cosines.square().mean()), abs=1e-5)
+
+
+def test_random_subspaces_overlap_as_chance_says():
+    sites = [[basis(8, 256, 10 * i), basis(16, 256, 10 * i + 1)] for i in range(20)]
+    found = separation(sites)
+    assert found.chance[0, 1] == pytest.approx(16 / 256)
+    assert found.overlap[0, 1] == pytest.approx(16 / 256, rel=0.1)
+    assert found.random(0)
+    assert not found.alike(0, 1)
+
+
+def test_subspaces_that_share_what_all_inputs_share_are_neither_alike_nor_random():
+    common = basis(2, 128, 0)
+
+    def with_common(seed):
+        own = basis(8, 128, seed)
+        return torch.linalg.qr(torch.cat([common, own]).mT)[0].mT
+
+    found = separation([[with_common(1), with_common(2)]])
+    assert not found.alike(0, 1)
+    assert not found.random(0)
+
+
+def test_a_task_that_changes_nothing_at_a_site_overlaps_with_nothing():
+    found = separation([[basis(4, 16, 0), torch.zeros(0, 16)]])
+    assert found.overlap[0, 1] == found.chance[0, 1] == 0
+
+
+class Heard(Silent):
+    """Progress that remembers the warnings."""
+
+    def __init__(self):
+        self.warnings = []
+
+    def warning(self, problem):
+        self.warnings.append(problem)
+
+
+def merged(folder, shifts):
+    base = FAMILIES["bert"].make_base()
+    base.save_pretrained(folder / "base")
+    for name, shift in shifts(base).items():
+        write_shifted(folder / name, "bert", base, shift)
+    heard = Heard()
+    merge(write_recipe(folder, list(shifts(base)), rank=4), folder / "out", workers=1, progress=heard)
+    return [str(problem) for problem in heard.warnings]
+
+
+def of_low_rank(base, left, right):
+    """Updates of rank 2; the seed of the right factors is that of the directions which the inputs are projected on."""
+    shift = {}
+    for number, (name, value) in enumerate(base.named_parameters()):
+        if value.ndim == 2:
+            b = torch.randn(value.shape[0], 2, generator=torch.Generator().manual_seed(1000 * left + number))
+            a = torch.randn(2, value.shape[1], generator=torch.Generator().manual_seed(1000 * right + number))
+            shift[name] = 0.05 * b @ a
+    return shift
+
+
+def test_a_merge_warns_of_updates_that_change_the_same_directions(tmp_path):
+    found = merged(tmp_path, lambda base: {"a": of_low_rank(base, 1, 9), "b": of_low_rank(base, 2, 9)})
+    assert len(found) == 1
+    assert "a and b" in found[0]
+    assert "mass calibrate" in found[0]
+
+
+def test_a_merge_of_updates_that_differ_warns_of_nothing(tmp_path):
+    assert merged(tmp_path, lambda base: {"a": of_low_rank(base, 1, 3), "b": of_low_rank(base, 2, 4)}) == []
