@@ -157,6 +157,26 @@ def test_polar_factor_is_that_of_a_full_svd_at_any_scale(m: int, n: int, kind: s
         assert naive.relative_error(polar_factor(x), naive.polar(x, 1e-5)) <= 1e-4
 
 
+@pytest.mark.parametrize("ranks", [(24,) * 4, (40,) * 3, (24,) * 5, (25,) * 5])
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e4])
+def test_polar_factor_of_float32_bases_is_that_of_a_full_svd(ranks: tuple[int, ...], scale: float) -> None:
+    """From bases that leave room, which float32 serves, to such as nearly fill the space, which it does not."""
+    x = torch.cat([basis(128, k, seed).float() for seed, k in enumerate(ranks)], 1) * scale
+    assert naive.relative_error(polar_factor(x), naive.polar(x, 1e-5)) <= 1e-5
+    assert naive.relative_error(polar_factor(x.mT), naive.polar(x.mT, 1e-5)) <= 1e-5
+
+
+def test_polar_factor_of_float32_bases_that_nearly_share_a_direction_is_that_of_a_full_svd() -> None:
+    x = basis(200, 12, 0).float()
+    x[:, 11] = x[:, 10] + 1e-3 * x[:, 11]
+    assert naive.relative_error(polar_factor(x), naive.polar(x, 1e-6)) <= 1e-5
+
+
+def test_equal_columns_of_float32_get_equal_shares() -> None:
+    x = basis(200, 6, 0).float()
+    torch.testing.assert_close(polar_factor(torch.cat([x, x], 1)), torch.cat([x, x], 1) / 2**0.5, atol=1e-5, rtol=0)
+
+
 def test_inverse_root_leaves_null_directions_null() -> None:
     assert inverse_sqrt(torch.diag(torch.tensor([4.0, 0.0]))).tolist() == [[0.5, 0.0], [0.0, 0.0]]
 
