@@ -16,6 +16,7 @@ from massmerge.evaluation.prepared import Prepared
 from massmerge.evaluation.results import RowResult
 from massmerge.model import Model
 
+_WINDOW = 16  # batches
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
 """Hands the items of an iterable on, knowing what is done with them and how many will come."""
 
@@ -36,8 +37,10 @@ def run_stream(
     progress: Progress = silent,
 ) -> tuple[list[RowResult], dict[str, float]]:
     """Every row once, shuffled, without its task's name: what came of each, and milliseconds an input."""
-    whole = [stream_order(ready.counts, seed)]
-    parts = whole if route == "input" else batches_of_one_task(ready.counts, batch_size, seed)
+    if route == "input":
+        parts = [_like_lengths(stream_order(ready.counts, seed), ready, _WINDOW * batch_size)]
+    else:
+        parts = batches_of_one_task(ready.counts, batch_size, seed)
     order = [pair for part in parts for pair in part]
 
     def answers() -> Iterator[Prediction]:
@@ -55,6 +58,16 @@ def run_stream(
                 spent[step] = spent.get(step, 0.0) + value / answer.timings["inputs"]
     spent["all"] = (time.perf_counter() - began) * 1000
     return rows, {step: round(value / len(rows), 3) for step, value in spent.items()}
+
+
+def _like_lengths(order: list[tuple[str, int]], ready: Prepared, window: int) -> list[tuple[str, int]]:
+    """The stream, the texts of each window sorted by length: answers do not depend on their batch, but padding costs time."""
+
+    def length(pair: tuple[str, int]) -> int:
+        item = ready.data[pair[0]].inputs[pair[1]]
+        return len(item) if isinstance(item, str) else 0
+
+    return [pair for at in range(0, len(order), window) for pair in sorted(order[at : at + window], key=length)]
 
 
 def _row(ready: Prepared, task: str, place: int, answer: Prediction) -> RowResult:
