@@ -61,7 +61,7 @@ def run_stream(
 
 
 def _like_lengths(order: list[tuple[str, int]], ready: Prepared, window: int) -> list[tuple[str, int]]:
-    """The stream, the texts of each window sorted by length: answers do not depend on their batch, but padding costs time."""
+    """The stream, texts of each window sorted by length: answers do not depend on their batch, but padding costs time."""
 
     def length(pair: tuple[str, int]) -> int:
         item = ready.data[pair[0]].inputs[pair[1]]
