@@ -75,7 +75,7 @@ def test_any_fitted_router_can_be_chosen_when_loading(bundle):
 
 def test_the_recipe_can_choose_a_router_that_is_fitted_later(root, tmp_path):
     bundle = with_options(text_bundle(root), tmp_path / "bundle", router={"kind": "nearest"})
-    with pytest.raises(InputError, match=r"the router nearest has not been fitted for A0\.each, A1\.each.*calibrate"):
+    with pytest.raises(InputError, match=r"the router nearest has not been fitted for A0\.mean, A1\.mean.*calibrate"):
         massmerge.load(bundle)
     calibrate(bundle, INPUTS, kind="nearest")
     assert massmerge.load(bundle).predict("win")[0].task

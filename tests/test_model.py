@@ -263,7 +263,7 @@ def test_a_routing_has_residual_weight_and_rank_of_every_task(bert):
     best = min(routing.residuals, key=routing.residuals.get)
     assert routing.ranks[best] == 1
     assert routing.selected == [best]
-    assert routing.site == "O0.each M0.each O1.each M1.each"
+    assert routing.site == "O0.mean M0.mean O1.mean M1.mean"
     assert abs(sum(routing.weights.values()) - 1) < 1e-6
 
 
@@ -311,8 +311,8 @@ def test_each_token_speaks_for_itself_and_the_mean_of_their_shares_of_residual_c
             assert abs(routing.residuals[task] - sum(shares) / len(shares)) < 1e-4
 
 
-def test_text_models_route_by_each_token_and_image_models_by_class_token_and_mean(root, bert):
-    assert bert.voters == ["O0.each", "M0.each", "O1.each", "M1.each"]
+def test_text_models_route_by_the_mean_and_image_models_by_class_token_and_mean(root, bert):
+    assert bert.voters == ["O0.mean", "M0.mean", "O1.mean", "M1.mean"]
     assert massmerge.load(family_bundle(root, "vit")).voters == ["O0.cls", "O0.mean"]
 
 

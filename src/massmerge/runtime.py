@@ -228,7 +228,7 @@ def _voters(recipe: Recipe, sites: list[Site], base: PreTrainedModel, tensors: T
     token = recipe.router.token
     if token == "auto":
         names = {name.rpartition(".")[2] for name, _ in base.named_parameters()}
-        token = "both" if names & {"cls_token", "class_embedding"} else "mean" if image else "each"
+        token = "both" if names & {"cls_token", "class_embedding"} else "mean"
     return [Voter(site, t) for site in chosen for t in (("cls", "mean") if token == "both" else (token,))]
 
 
