@@ -25,7 +25,7 @@ def router_of(kind, z=None):
     if kind == "nearest":
         return NearestRouter(z, OWNERS, TASKS)
     if kind == "prototype":
-        return PrototypeRouter(fit_prototypes(z, OWNERS, TASKS))
+        return PrototypeRouter(**fit_prototypes(z, OWNERS, TASKS))
     return MlpRouter(fit_mlp(z, OWNERS, TASKS))
 
 
@@ -77,7 +77,7 @@ def test_a_single_task_is_scored(kind):
     z, owners = cloud()[:4], torch.zeros(4, dtype=torch.long)
     routers = {
         "nearest": lambda: NearestRouter(z, owners, 1),
-        "prototype": lambda: PrototypeRouter(fit_prototypes(z, owners, 1)),
+        "prototype": lambda: PrototypeRouter(**fit_prototypes(z, owners, 1)),
         "mlp": lambda: MlpRouter(fit_mlp(z, owners, 1, steps=3)),
     }
     found = routers[kind]()(z)
@@ -94,20 +94,22 @@ def test_nearest_is_the_cosine_distance_to_the_nearest_activation_of_each_task()
             assert abs(float(found[i, task]) - (1 - float(max(cosines)))) < 1e-5
 
 
-def test_a_prototype_is_the_mean_of_the_normalised_activations_of_its_task():
-    z = cloud()
-    found = fit_prototypes(z, OWNERS, TASKS)
-    for task in range(TASKS):
-        assert torch.allclose(found[task], normalize(z[task::TASKS], dim=1).mean(0), atol=1e-6)
+def test_differences_of_prototype_scores_are_those_of_distances_in_the_metric_of_the_scatter_within_tasks():
+    z, asked = cloud(), normalize(cloud(1), dim=1).double()
+    units = normalize(z, dim=1).double()
+    means = torch.stack([units[task::TASKS].mean(0) for task in range(TASKS)])
+    scatter = torch.stack([u - means[i % TASKS] for i, u in enumerate(units)])
+    covariance = sum(torch.outer(row, row) for row in scatter) / len(units)
+    metric = torch.linalg.inv(0.2 * covariance / covariance.diagonal().mean() + 0.8 * torch.eye(D))
+    distances = torch.stack([torch.stack([(row - p) @ metric @ (row - p) / 2 for p in means]) for row in asked])
+    found = PrototypeRouter(**fit_prototypes(z, OWNERS, TASKS))(cloud(1)).double()
+    assert torch.allclose(found - found[:, :1], distances - distances[:, :1], atol=1e-4)
 
 
-def test_prototypes_are_compared_without_what_all_tasks_share():
-    router = PrototypeRouter(fit_prototypes(cloud(), OWNERS, TASKS))
-    plain = fit_prototypes(cloud(), OWNERS, TASKS)
-    centred = plain - plain.mean(0)
-    z = normalize(cloud(1), dim=1)
-    expected = 1 - torch.stack([torch.cosine_similarity(z - plain.mean(0), c[None]) for c in centred], 1)
-    assert torch.allclose(router(cloud(1)), expected, atol=1e-5)
+def test_one_input_a_task_is_compared_by_plain_distance():
+    z = cloud()[:TASKS]
+    found = PrototypeRouter(**fit_prototypes(z, torch.arange(TASKS), TASKS))(z)
+    assert found.argmin(1).tolist() == list(range(TASKS))
 
 
 def test_the_network_has_the_paper_s_two_layers_of_1024():

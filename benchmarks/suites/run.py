@@ -128,7 +128,7 @@ def evaluate(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
 
 def report(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
     """One page about experts and bundles of the suite."""
-    print(f"  {write_summary(suite.folder, suite.name)}", flush=True)
+    print(f"  {write_summary(suite.folder, suite.name, options.publish)}", flush=True)
 
 
 _RUN: dict[str, Callable[[Suite, Batch, argparse.Namespace], None]] = {
@@ -155,6 +155,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", help=f"comma-separated, of {', '.join(STEPS)}; all if not given")
     parser.add_argument("--quick", action="store_true", help="few rows and steps, in a cache of its own: does it run?")
     parser.add_argument("--again", action="store_true", help="merge and evaluate even if nothing has changed")
+    parser.add_argument(
+        "--publish", type=Path, help="a folder for the report's page and pictures, instead of the cache"
+    )
     options = parser.parse_args(arguments)
     if options.quick:
         _use_quick_cache()

@@ -3,24 +3,63 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 EXPERTS = {"experts": "Full fine-tunes", "experts_lora": "LoRA adapters, rank 8"}
 
 
-def write_summary(folder: Path, name: str) -> Path:
-    """Write `report/README.md` from what lies in the suite's folder; returns its path."""
-    lines = [f"# The {name} suite", "", *_sources(folder), *_data(folder)]
-    for experts, title in EXPERTS.items():
-        lines += _experts(folder / experts, title)
+PICTURES = {"radar": "Accuracy of each task", "confusion": "Where inputs were sent"}
+
+
+def write_summary(folder: Path, name: str, target: Path | None = None) -> Path:
+    """Write the page of a suite from what lies in its folder; returns its path.
+
+    Args:
+        folder: the suite's folder.
+        name: the suite.
+        target: a folder to publish in, as `NAME.md` with its pictures; `report/README.md` of the suite if not given.
+    """
+    path = target / f"{name}.md" if target else folder / "report" / "README.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [f"# The {name} suite", "", *_origin(name), *_sources(folder)]
     for result in sorted((folder / "report").glob("*/result.json")):
         lines += _bundle(result)
-    path = folder / "report" / "README.md"
-    path.parent.mkdir(parents=True, exist_ok=True)
+        lines += _pictures(result.parent, path, name)
+    for experts, title in EXPERTS.items():
+        lines += _experts(folder / experts, title)
+    lines += _data(folder)
     path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     return path
+
+
+def _origin(name: str) -> list[str]:
+    """How the page came about."""
+    command = f"python -m benchmarks.suites {name}"
+    machine = (
+        f"{os.cpu_count()} cores, {platform.machine()}, no GPU, torch {torch.__version__.partition('+')[0]}, float32"
+    )
+    words = "Defaults only, one seed; accuracies in per cent. The bundles' dates stand beside them."
+    return ["```bash norun", command, "```", "", f"Machine: {machine}. {words}", ""]
+
+
+def _pictures(report: Path, page: Path, name: str) -> Iterator[str]:
+    """The plots of a report, copied beside a page that lies elsewhere."""
+    for picture, caption in PICTURES.items():
+        source = report / f"{picture}.png"
+        if not source.is_file():
+            continue
+        link = f"{report.name}/{picture}.png"
+        if page.parent != report.parent:
+            link = f"{name}-{report.name}-{picture}.png"
+            shutil.copyfile(source, page.parent / link)
+        yield from (f"![{caption}, {report.name}]({link})", "")
 
 
 def _sources(folder: Path) -> Iterator[str]:

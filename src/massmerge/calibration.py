@@ -74,7 +74,7 @@ def _activations(model: Model, chosen: dict[str, list[Any]]) -> tuple[list[Tenso
 
 def _fit(kind: Kind, z: Tensor, owners: Tensor, tasks: int) -> dict[str, Tensor]:
     if kind == "prototype":
-        return {"mean": fit_prototypes(z, owners, tasks)}
+        return fit_prototypes(z, owners, tasks)
     if kind == "nearest":
         return {"support": z, "owners": owners}
     return {f"net.{name}": tensor for name, tensor in fit_mlp(z, owners, tasks).items()}

@@ -256,7 +256,7 @@ def _routers(bundle: Bundle, kind: str, recipe: Recipe, voters: list[Voter], ten
 
 def _fitted_router(kind: str, tensors: dict[str, Tensor], tasks: int) -> Router:
     if kind == "prototype":
-        return PrototypeRouter(tensors["mean"])
+        return PrototypeRouter(tensors["weight"], tensors["offset"])
     if kind == "nearest":
         return NearestRouter(tensors["support"], tensors["owners"], tasks)
     return MlpRouter({n.removeprefix("net."): t for n, t in tensors.items() if n.startswith("net.")})
