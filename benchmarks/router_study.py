@@ -126,7 +126,9 @@ def gather(bundle: Path, suite: Path, split: str, limit: int) -> tuple[Scores, T
     tensors = TaskTensors(Bundle(bundle, check=False))
     stacks = {site: site_stack(tensors, site) for site in sites}
     ready = prepare_evaluation(bundle, suite, split=split, limit=limit)
-    inputs = [item for data in ready.data.values() for item in data.source.inputs(data.rows)]
+    for data in ready.data.values():
+        data.read_inputs()
+    inputs = [data.inputs[place] for data in ready.data.values() for place in range(len(data))]
     truth = [model.tasks.index(task) for task, data in ready.data.items() for _ in data.rows]
     rows = [model._runtime.reader.row(item) for item in inputs]
     order = sorted(range(len(rows)), key=lambda i: max(t.shape[0] for t in rows[i].values()))  # little padding
