@@ -25,7 +25,7 @@ from pydantic import BaseModel
 
 import massmerge
 from massmerge.cli.main import main
-from massmerge.demo import make_example
+from massmerge.example import make_example
 from massmerge.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
