@@ -33,7 +33,6 @@ from massmerge.rows import read_inputs
 _BAR = 24
 _SHOWN_TASKS = 3
 _INDENT = "   "
-_LONGEST = 60  # characters; what a longer command does stands under it
 
 
 class Tour:
@@ -68,8 +67,8 @@ class Tour:
         self._say(f"\nAll of it took {took:.0f} s.")
         return {
             "folder": str(demo.folder), "recipe": str(demo.recipe), "suite": str(demo.suite), "bundle": str(demo.bundle),
-            "accuracy": found.means["strict"].value, "normalised": found.means["normalised"].value,
-            "routing": found.means["routing"].value, "answers": [{"task": a.task, "label": a.label} for a in answers],
+            "figures": {name: mean.value for name, mean in found.means.items()},
+            "answers": [{"task": answer.task, "label": answer.label} for answer in answers],
             "seconds": round(took, 1),
         }  # fmt: skip
 
@@ -155,14 +154,9 @@ class Tour:
         mean = [percent(found.means[name].value) for name in ("strict", "routing", "known", "reference")]
         rows.append(["mean", sum(task.rows for task in found.tasks), *mean])
         self._body(table(["task", "rows", "bundle", "task found", "task told", "expert alone"], rows))
-        normalised = found.means["normalised"]
-        self._body(
-            f"\nright is task and label together: {percent(normalised.value)} of what the experts reach alone "
-            f"(95 %: {100 * normalised.low:.1f} to {100 * normalised.high:.1f})"
-        )
+        self._body("\nright is task and label together" + _normalised(found))
         if found.shares_labels:
-            shared = percent(found.means["normalised_shared"].value)
-            self._body(f"labels that mean the same counted as equal: {shared}")
+            self._body(f"labels that mean the same counted as equal: {percent(found.means['shared'].value)}")
         self._body(f"{found.timings['all']:.0f} ms an input on this machine")
         return found
 
@@ -226,6 +220,16 @@ def _made(demo: Demo) -> str:
     return "; ".join(parts)
 
 
+def _normalised(found: Evaluation) -> str:
+    """What the bundle reaches of its experts' accuracy; nothing can be divided by an expert that gets nothing right."""
+    mean = found.means.get("normalised")
+    if mean is None:
+        return ""
+    return (
+        f": {percent(mean.value)} of what the experts reach alone (95 %: {100 * mean.low:.1f} to {100 * mean.high:.1f})"
+    )
+
+
 def _some(labels: tuple[str, ...]) -> str:
     """A few labels, as many as a column takes."""
     shown = textwrap.shorten(", ".join(labels), 40, placeholder=" …")
@@ -234,9 +238,8 @@ def _some(labels: tuple[str, ...]) -> str:
 
 def _next(demo: Demo) -> str:
     """What to type next; every line works."""
-    width = max(len(command) for command, _ in demo.next if len(command) <= _LONGEST)
-    lines = []
-    for command, what in demo.next:
-        gap = f"\n{_INDENT}  " if len(command) > _LONGEST else "  "
-        lines.append(f"{click.style(f'$ {command:{width}}', fg='cyan')}{gap}{what}")
-    return "\n".join(lines)
+    width = max(len(command) for command, _ in demo.next if "\n" not in command)
+    return "\n".join(
+        f"{click.style(f'$ {command}', fg='cyan')}{' ' * (width - len(command.splitlines()[-1]))}  {what}"
+        for command, what in demo.next
+    )

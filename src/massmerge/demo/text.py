@@ -50,13 +50,10 @@ def make_text_demo(folder: Path) -> Demo:
 
 
 def _next(tasks: list[str]) -> tuple[tuple[str, str], ...]:
-    inputs = " ".join(f"--inputs {task}=inputs/{task}.jsonl" for task in tasks)
+    inputs = "".join(f" \\\n  --inputs {task}=inputs/{task}.jsonl" for task in tasks)
     return (
-        ('mass predict out "any text of yours"', "answers, with task, label and score"),
-        (f"mass predict out rows/{tasks[-1]}.jsonl --column text", "a whole file of them"),
-        (
-            f"mass calibrate out --column text {inputs}",
-            "routes by 16 unlabelled texts a task from now on; evaluate again",
-        ),
-        ("mass verify out --experts", "proves that every expert is in the bundle"),
+        ('mass predict out "any text of yours"', "answers anything"),
+        (f"mass predict out rows/{tasks[-1]}.jsonl --column text", "answers a whole file"),
+        ("mass verify out --experts", "proves that every expert is in it"),
+        (f"mass calibrate out --column text{inputs}", "routes by 16 unlabelled texts a task; then evaluate again"),
     )
