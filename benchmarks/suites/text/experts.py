@@ -54,7 +54,7 @@ def make_expert(task: str, kind: Kind, config: Config, quick: bool = False) -> P
     base, data = make_base(), make_data(task)
     tokenizer = AutoTokenizer.from_pretrained(base)
     classes: list[str] = json.loads((data / "data.json").read_text(encoding="utf-8"))["classes"]
-    rows = [_rows(data, split, tokenizer, classes, QUICK_ROWS[split] if quick else None) for split in SPLITS]
+    rows = [load_rows(data, split, tokenizer, classes, QUICK_ROWS[split] if quick else None) for split in SPLITS]
     model: Any = AutoModel.from_pretrained(base)
     if kind == "lora":
         model = add_adapter(model)
@@ -85,7 +85,8 @@ def mean_token(hidden: Tensor, mask: Tensor) -> Tensor:
     return (hidden * weights).sum(1) / weights.sum(1)
 
 
-def _rows(data: Path, split: str, tokenizer: Any, classes: list[str], most: int | None) -> Rows:
+def load_rows(data: Path, split: str, tokenizer: Any, classes: list[str], most: int | None = None) -> Rows:
+    """The rows of a split as tokens and numbers of classes; the first of them if `most` is given."""
     texts, labels = read_split(data, split, "text")
     encoded = tokenizer(texts[:most], truncation=True, max_length=tokenizer.model_max_length)["input_ids"]
     numbers = torch.tensor([classes.index(label) for label in labels[:most]])

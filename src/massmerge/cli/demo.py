@@ -1,55 +1,45 @@
-"""`mass demo`: plan, merge, inspect and verify on an example that is made on the spot."""
+"""`mass demo`: from experts to answers in a minute, on real ones."""
 
 from __future__ import annotations
 
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 import click
 
 from massmerge.cli.common import print_json, verb
-from massmerge.demo import make_example
-
-_TEXTS = ("free prize, call now", "the team won the match")
+from massmerge.cli.demo_tiny import show_tiny
+from massmerge.cli.demo_tour import Tour
+from massmerge.errors import InputError
 
 
 @click.command()
+@click.option("--folder", type=click.Path(file_okay=False),
+              help="Where to put it; mass-demo here by default, with --tiny a temporary folder.")  # fmt: skip
+@click.option("--vision", is_flag=True, help="Take the experts that the vision suite has made (make suite-vision).")
 @click.option(
-    "--folder", type=click.Path(file_okay=False), help="Where to put the example; a new temporary folder by default."
+    "--tiny", is_flag=True, help="Make a tiny base and three experts with random weights on the spot instead."
 )
 @verb
-def demo(folder: str | None, as_json: bool, quiet: bool) -> None:
-    """Show what mass does, on a small base and three experts made on the spot (a few seconds)."""
-    from massmerge.cli.explain import explain
-    from massmerge.cli.inspect import inspect
-    from massmerge.cli.merge import merge
-    from massmerge.cli.plan import plan
-    from massmerge.cli.predict import predict
-    from massmerge.cli.verify import verify
+def demo(folder: str | None, vision: bool, tiny: bool, as_json: bool, quiet: bool) -> None:
+    """Show what mass does: merge real experts, evaluate the bundle, explain answers (a minute).
 
-    quiet = quiet or as_json
-    place = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="mass-demo-"))
-    _say(quiet, f"Making a small BERT and three experts of it in {place}: two full fine-tunes and a LoRA adapter.")
-    recipe = make_example(place)
-    _say(quiet, recipe.read_text().rstrip())
-    steps: tuple[tuple[click.Command, list[str], list[str]], ...] = (
-        (plan, ["plan", "recipe.yaml"], [str(recipe)]),
-        (merge, ["merge", "recipe.yaml", "out/"], [str(recipe), str(place / "out"), "--overwrite"]),
-        (inspect, ["inspect", "out/"], [str(place / "out")]),
-        (verify, ["verify", "out/", "--experts"], [str(place / "out"), "--experts", "--folder", str(place)]),
-    )
-    steps += (
-        (predict, ["predict", "out/", *map(repr, _TEXTS)], [str(place / "out"), *_TEXTS]),
-        (explain, ["explain", "out/", repr(_TEXTS[0])], [str(place / "out"), _TEXTS[0]]),
-    )
-    for command, shown, arguments in steps:
-        _say(quiet, click.style(f"$ mass {' '.join(shown)}", fg="cyan", bold=True))
-        command.main([*arguments, *["--quiet"] * quiet], standalone_mode=False)
+    Five experts of one small text model come with mass. Everything stays in the folder, to be played with.
+    """
+    if vision and tiny:
+        raise InputError("--vision and --tiny are two demos. Choose one.")
+    began = time.perf_counter()
+    if tiny:
+        place = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="mass-demo-"))
+        found: dict[str, Any] = show_tiny(place, quiet=quiet or as_json)
+    else:
+        # The libraries behind these take seconds to load, which the other verbs should not pay for.
+        from massmerge.demo import make_text_demo, make_vision_demo
+
+        place = Path(folder or ("mass-demo-vision" if vision else "mass-demo"))
+        tour = Tour((make_vision_demo if vision else make_text_demo)(place), quiet=quiet or as_json)
+        found = tour.run(began)
     if as_json:
-        print_json({"folder": str(place), "recipe": str(recipe), "bundle": str(place / "out")})
-    _say(quiet, f"All of it is in {place}. Next: write a recipe with your own base and experts (docs/recipe.md).")
-
-
-def _say(quiet: bool, text: str) -> None:
-    if not quiet:
-        click.echo(f"\n{text}\n", err=True)
+        print_json(found)
