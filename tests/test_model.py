@@ -316,10 +316,10 @@ def test_text_models_route_by_the_mean_and_image_models_by_class_token_and_mean(
     assert massmerge.load(family_bundle(root, "vit")).voters == ["O0.cls", "O0.mean"]
 
 
-def test_route_batch_decides_once_for_all(root, bert):
+def test_route_batch_decides_once_for_all(one_voter):
     rows = bert_rows(9)
-    assert len({p.task for p in bert.predict(rows)}) > 1
-    found = bert.predict(rows, route="batch")
+    assert len({p.task for p in one_voter.predict(rows)}) > 1
+    found = one_voter.predict(rows, route="batch")
     assert len({p.task for p in found}) == 1
     assert len({tuple(p.routing.selected) for p in found}) == 1
 

@@ -177,3 +177,19 @@ def test_plain_softmax_with_k_of_all_tasks_is_algorithm_1_to_the_letter(seed, ta
         expected = algorithm_1(row.double(), [v.double() for v in bases], threshold, tasks)
         assert picked == (expected or picked[:1])  # the paper leaves open what an empty set means
         assert expected or picked == algorithm_1(row.double(), [v.double() for v in bases], 0.0, 1)
+
+
+def test_between_two_tasks_the_voter_that_sees_the_greater_difference_decides():
+    clear, faint = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.01, 1.0]])
+    for voters in ([clear, faint], [faint, clear], [clear, faint, faint]):
+        assert vote(voters).argmin().item() == 0
+
+
+@given(seeds)
+def test_between_two_tasks_the_scale_of_a_voter_does_not_matter(seed):
+    a, b = residuals(seed, tasks=2), residuals(seed + 1, tasks=2)
+    assert torch.allclose(vote([a, b]), vote([1000 * a, b]), atol=1e-5)
+
+
+def test_two_tasks_that_no_voter_can_tell_apart_get_equal_votes():
+    assert torch.equal(vote([torch.ones(3, 2), torch.zeros(3, 2)]), torch.zeros(3, 2))

@@ -19,8 +19,18 @@ def standardize(residuals: Tensor) -> Tensor:
 
 
 def vote(residuals: list[Tensor]) -> Tensor:
-    """One residual (batch, T) from several voters: the sum of the residuals standardised per voter; one voter is itself."""
-    return residuals[0] if len(residuals) == 1 else standardize(torch.stack(residuals)).sum(0)
+    """One residual (batch, T) from several voters: the sum of the residuals standardised per voter; one voter is itself.
+
+    Two standardised numbers say which is less and not by how much, and an even number of voters could tie. Between two
+    tasks the differences count instead, as shares of the residuals' size.
+    """
+    if len(residuals) == 1:
+        return residuals[0]
+    stacked = torch.stack(residuals)
+    if stacked.shape[-1] != 2:
+        return standardize(stacked).sum(0)
+    size = stacked.abs().mean(-1, keepdim=True).clamp_min(torch.finfo(stacked.dtype).tiny)
+    return ((stacked - stacked.mean(-1, keepdim=True)) / size).sum(0)
 
 
 def agreements(residuals: list[Tensor], best: list[int]) -> list[float]:
