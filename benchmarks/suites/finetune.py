@@ -7,6 +7,7 @@ that a reader sees what the expert has learned.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import math
@@ -61,6 +62,30 @@ class Rows:
     def batch(self, rows: Sequence[int]) -> tuple[Any, Tensor]:
         """Inputs and labels of some rows."""
         return self.collate([self.inputs[i] for i in rows]), self.labels[list(rows)]
+
+
+QUICK = {"samples": 256}
+
+
+def expert_parser(description: str | None) -> argparse.ArgumentParser:
+    """The command line of a suite's fine-tuning."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--tasks", help="comma-separated; all of the suite if not given")
+    parser.add_argument("--samples", type=int, help="training samples seen, repeats included")
+    parser.add_argument("--lr", type=float, help="highest learning rate")
+    parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument(
+        "--quick", action="store_true", help="few rows and steps, to try the code; use another MASS_CACHE"
+    )
+    return parser
+
+
+def changed(config: Config, options: argparse.Namespace) -> Config:
+    """A protocol with what the command line says otherwise."""
+    given = {name: getattr(options, name) for name in ("samples", "lr", "batch_size", "seed")}
+    said = {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(config, **{**(QUICK if options.quick else {}), **said})
 
 
 def finetune(

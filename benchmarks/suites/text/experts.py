@@ -7,8 +7,6 @@ reads the first token instead, so an expert is a `BertModel` folder (or an adapt
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
-from benchmarks.suites.finetune import Config, Rows, finetune, summary, write_expert
+from benchmarks.suites.finetune import Config, Rows, changed, expert_parser, finetune, summary, write_expert
 from benchmarks.suites.lora import add_adapter, save_adapter
 from benchmarks.suites.splits import SPLITS, read_split
 from benchmarks.suites.text.backbone import HUB, folder, make_base
@@ -29,7 +27,6 @@ from benchmarks.suites.text.tasks import TASKS, choose, make_data
 Kind = Literal["full", "lora"]
 FOLDERS: dict[Kind, str] = {"full": "experts", "lora": "experts_lora"}
 LORA_SAMPLES = 2400  # steps are large, so few are enough
-QUICK = {"samples": 256}
 QUICK_ROWS = {"train": 256, "validation": 64, "test": 64}
 
 
@@ -101,23 +98,13 @@ def load_rows(data: Path, split: str, tokenizer: Any, classes: list[str], most: 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", help="comma-separated; all of the suite if not given")
+    parser = expert_parser(__doc__)
     parser.add_argument("--lora", action="store_true", help="adapters of rank 8 instead of full fine-tunes")
-    parser.add_argument("--samples", type=int, help="training samples seen, repeats included")
-    parser.add_argument("--lr", type=float, help="highest learning rate")
-    parser.add_argument("--batch-size", type=int)
-    parser.add_argument("--seed", type=int)
-    parser.add_argument(
-        "--quick", action="store_true", help="few rows and steps, to try the code; use another MASS_CACHE"
-    )
     options = parser.parse_args(arguments)
     logging.disable_progress_bar()
     kind: Kind = "lora" if options.lora else "full"
-    given = {name: getattr(options, name) for name in ("samples", "lr", "batch_size", "seed")}
-    changed = {**(QUICK if options.quick else {}), **{k: v for k, v in given.items() if v is not None}}
     for task in choose(options.tasks):
-        make_expert(task, kind, dataclasses.replace(default_config(task, kind), **changed), options.quick)
+        make_expert(task, kind, changed(default_config(task, kind), options), options.quick)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import io
 import random
 from collections.abc import Sequence
@@ -16,14 +14,13 @@ from transformers import AutoImageProcessor, Dinov2ForImageClassification
 from transformers.utils import logging
 
 from benchmarks.suites.fetch import cache_root
-from benchmarks.suites.finetune import Config, Rows, finetune, summary, write_expert
+from benchmarks.suites.finetune import Config, Rows, changed, expert_parser, finetune, summary, write_expert
 from benchmarks.suites.splits import read_split
 from benchmarks.suites.vision.backbone import make_base
 from benchmarks.suites.vision.tasks import TASKS, make_data
 
 # Small sets of photographs, which the fitted head knows by heart: only images that it has not seen teach the backbone more.
 VARIED = ("keys", "animals")
-QUICK = {"samples": 256}
 QUICK_ROWS = {"train": 256, "validation": 64, "test": 64}
 
 
@@ -100,23 +97,10 @@ def vary(image: Image.Image, chance: random.Random) -> Image.Image:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", help="comma-separated; all of the suite if not given")
-    parser.add_argument("--samples", type=int, help="training samples seen, repeats included")
-    parser.add_argument("--lr", type=float, help="highest learning rate")
-    parser.add_argument("--batch-size", type=int)
-    parser.add_argument("--seed", type=int)
-    parser.add_argument(
-        "--quick", action="store_true", help="few rows and steps, to try the code; use another MASS_CACHE"
-    )
-    options = parser.parse_args(arguments)
+    options = expert_parser(__doc__).parse_args(arguments)
     logging.disable_progress_bar()
-    given = {name: getattr(options, name) for name in ("samples", "lr", "batch_size", "seed")}
-    config = dataclasses.replace(
-        Config(), **(QUICK if options.quick else {}), **{k: v for k, v in given.items() if v is not None}
-    )
     for task in options.tasks.split(",") if options.tasks else TASKS:
-        make_expert(task, config, options.quick)
+        make_expert(task, changed(Config(), options), options.quick)
 
 
 if __name__ == "__main__":
