@@ -5,7 +5,7 @@ import torch
 
 from massmerge import merge
 from massmerge.merge import Silent
-from massmerge.routing.separation import separation
+from massmerge.routing.separation import separation, without_common
 from models import FAMILIES, write_recipe, write_shifted
 
 
@@ -53,6 +53,25 @@ def test_subspaces_that_share_what_all_inputs_share_are_neither_alike_nor_random
 def test_a_task_that_changes_nothing_at_a_site_overlaps_with_nothing():
     found = separation([[basis(4, 16, 0), torch.zeros(0, 16)]])
     assert found.overlap[0, 1] == found.chance[0, 1] == 0
+
+
+def test_directions_that_alike_tasks_share_are_taken_out():
+    v = basis(14, 64, 3)
+    shared, own = v[:8], [v[8:10], v[10:12], v[12:14]]
+    found = without_common([torch.cat([shared, rows]) for rows in own])
+    for rows, left in zip(own, found, strict=True):
+        assert torch.allclose(left.mT @ left, rows.mT @ rows, atol=1e-5)
+        assert torch.allclose(left @ left.mT, torch.eye(2), atol=1e-5)
+
+
+def test_subspaces_that_are_not_alike_stay_as_they_are():
+    bases = [basis(8, 64, seed) for seed in range(3)]
+    assert all(a is b for a, b in zip(without_common(bases), bases, strict=True))
+
+
+def test_tasks_that_share_everything_keep_nothing():
+    v = basis(4, 32, 0)
+    assert [len(left) for left in without_common([v, v.clone(), v.clone()])] == [0, 0, 0]
 
 
 class Heard(Silent):

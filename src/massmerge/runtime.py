@@ -28,6 +28,7 @@ from massmerge.routing.mlp import MlpRouter
 from massmerge.routing.nearest import NearestRouter
 from massmerge.routing.projection import ProjectionRouter, site_basis
 from massmerge.routing.prototype import PrototypeRouter
+from massmerge.routing.separation import without_common
 from massmerge.routing.sites import probe_inputs, watched_sites
 from massmerge.subspace import SecondPass, SetChanges
 from massmerge.subspace.cache import DenseCache
@@ -238,7 +239,7 @@ def _routers(bundle: Bundle, kind: str, recipe: Recipe, voters: list[Voter], ten
         for voter in voters:
             if voter.site.name not in made:
                 bases = [_basis(tensors, task, voter.site) for task in range(len(tensors.names))]
-                made[voter.site.name] = ProjectionRouter(bases, recipe.router.score)
+                made[voter.site.name] = ProjectionRouter(without_common(bases), recipe.router.score)
         return [made[voter.site.name] for voter in voters]
     if kind not in ("nearest", "prototype", "mlp"):
         raise InputError(f"no router {kind!r}. There are projection, nearest, prototype and mlp.")

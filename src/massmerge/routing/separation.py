@@ -9,6 +9,7 @@ from torch import Tensor
 
 _ALIKE = 0.5
 _RANDOM = 1.5
+_ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,32 @@ class Separation:
         """
         others = [i for i in range(len(self.overlap)) if i != task]
         return bool((self.overlap[task, others] < _RANDOM * self.chance[task, others]).all())
+
+
+def without_common(bases: list[Tensor]) -> list[Tensor]:
+    """The tasks' rows at a site without the directions that half of the tasks share, where the tasks are alike.
+
+    LoRA adapters that were trained from one random start change almost the same directions; all residuals are then equal
+    but for what little was moved, and that is what remains here. Subspaces that are not alike are left as they are.
+
+    Args:
+        bases: for each task orthonormal rows `v (k, d)`.
+    """
+    count = len(bases)
+    if count < 2 or not any(len(v) for v in bases):
+        return bases
+    pairs = separation([bases]).overlap[~torch.eye(count, dtype=torch.bool)]
+    if pairs.mean() <= _ALIKE:
+        return bases
+    _, s, directions = torch.linalg.svd(torch.cat(bases), full_matrices=False)
+    common = directions[s.square() > count / 2]  # the squares add up to one for each task that has a direction
+    return [_rest(v, common) for v in bases]
+
+
+def _rest(v: Tensor, common: Tensor) -> Tensor:
+    """Orthonormal rows that span what is left of `v`'s outside of `common`."""
+    _, s, rows = torch.linalg.svd(v - (v @ common.mT) @ common, full_matrices=False)
+    return rows[s > _ROUNDING]
 
 
 def separation(sites: list[list[Tensor]]) -> Separation:
