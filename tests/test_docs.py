@@ -259,9 +259,9 @@ def test_every_recipe_key_stands_on_its_page():
 
 
 def test_every_recipe_on_its_page_is_one():
-    for block in blocks(DOCS / "recipe.md"):
-        if block.language == "yaml" and "part" not in block.words:
-            Recipe.parse(block.text)
+    whole = [b for b in blocks(DOCS / "recipe.md") if b.language == "yaml" and "part" not in b.words]
+    assert whole
+    assert all(Recipe.parse(block.text).tasks for block in whole)
 
 
 def test_the_defaults_on_the_recipe_page_are_the_defaults():

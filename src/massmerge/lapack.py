@@ -60,6 +60,7 @@ def top_eigh(gram: NDArray[Any], k: int) -> tuple[NDArray[Any], NDArray[Any]]:
     unused = np.zeros(1, dtype)  # interval bounds and tolerance: not used with an index range, 0 = default
 
     def call(work: NDArray[Any], lwork: int, iwork: NDArray[Any], liwork: int) -> None:
+        """Run the routine, or with sizes of -1 ask it how much space it wants."""
         size, low, high = ctypes.c_int(n), ctypes.c_int(n - k + 1), ctypes.c_int(n)
         n_work, n_iwork = ctypes.c_int(lwork), ctypes.c_int(liwork)
         ref = ctypes.byref

@@ -28,6 +28,7 @@ def verb(function: _F) -> _F:
     @click.option("-v", "--verbose", is_flag=True, help="Say more, and show the whole trace of an error.")
     @functools.wraps(function)
     def wrapped(*args: Any, verbose: bool, **kwargs: Any) -> None:
+        """Run the verb; a fault becomes a message and an exit code."""
         logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(name)s: %(message)s")
         try:
             function(*args, **kwargs)

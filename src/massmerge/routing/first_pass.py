@@ -55,6 +55,7 @@ class FirstPass:
 
     def _hook(self, name: str, *, final: bool) -> Any:
         def collect(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            """Keep what the site reads, if this thread is in a first pass."""
             found: dict[str, Tensor] | None = getattr(self._here, "found", None)
             if found is None:
                 return
