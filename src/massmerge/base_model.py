@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
 from massmerge.bundle import BASE_WEIGHTS, FIXED, Bundle
 from massmerge.checkpoints import Base, find_source, narrow, open_base
@@ -34,6 +34,33 @@ def load_base(bundle: Bundle, touched: set[str], *, check: bool = True) -> PreTr
     else:
         model, names = _referenced_base(bundle, folder, check=check)
         present = names | touched
+    return _ready(model, present)
+
+
+def dense_base(base: Base, touched: set[str]) -> PreTrainedModel:
+    """An opened base in float32, ready to run; tensors that only tasks have are zero in it.
+
+    Args:
+        base: the base, as a recipe's sources give it.
+        touched: tensors that tasks change or add.
+    """
+    model = _filled(base, base.skeleton.config)
+    added = touched - base.slots.keys()
+    state = model.state_dict()
+    for name in added & state.keys():
+        state[name].zero_()
+    return _ready(model, base.slots.keys() | touched)
+
+
+def _filled(base: Base, config: PretrainedConfig) -> PreTrainedModel:
+    """A model of the base's class with the base's tensors."""
+    model = type(base.skeleton.model)(config).eval()
+    model.load_state_dict({name: base.read(name).float() for name in base.slots}, strict=False)
+    return model
+
+
+def _ready(model: PreTrainedModel, present: set[str]) -> PreTrainedModel:
+    """A base that only answers: nothing in it is trained, and it has no part without values."""
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     # A pooler that neither the base's file nor any task has would only compute noise.
@@ -62,9 +89,7 @@ def _referenced_base(bundle: Bundle, folder: Path, *, check: bool) -> tuple[PreT
         raise InputError(f"{bundle.path}: its base is kept by reference, and is not to be had: {error}") from None
     if check and base_sha256(base) != said["sha256"]:
         raise InputError(f"{bundle.path}: its base, {said['location']}, has changed since the merge. Merge again.")
-    model = type(base.skeleton.model)(config).eval()
-    model.load_state_dict({name: base.read(name).float() for name in base.slots}, strict=False)
-    return model, set(base.slots)
+    return _filled(base, config), set(base.slots)
 
 
 def make_fixed(

@@ -115,7 +115,7 @@ class Model:
             InputError: an unknown task, an input that cannot be read, or tasks without heads.
         """
         options = {"task": task, "route": route, "top": top, "batch_size": batch_size, "unknown": unknown}
-        return list(self.stream(_several(inputs), on_error=on_error, **options))  # type: ignore[arg-type]
+        return list(self.stream(several(inputs), on_error=on_error, **options))  # type: ignore[arg-type]
 
     def stream(
         self,
@@ -148,7 +148,7 @@ class Model:
         """Only the first half: residual, weight and selected set of each input."""
         allowed = self._allowed(task)
         routings: list[Routing] = []
-        for rows in self._batches(_several(inputs), batch_size, "raise"):
+        for rows in self._batches(several(inputs), batch_size, "raise"):
             batch = self._runtime.batch(rows)
             routings += self._routings(self._runtime.first_pass(batch), allowed, self._runtime.recipe.unknown)
         return routings
@@ -157,7 +157,7 @@ class Model:
         """Features (inputs, width) of the second pass."""
         allowed = self._allowed(task)
         found = []
-        for rows in self._batches(_several(inputs), batch_size, "raise"):
+        for rows in self._batches(several(inputs), batch_size, "raise"):
             batch = self._runtime.batch(rows)
             routings = self._routings_of(batch, allowed, "input", Unknown())[0]
             output, order = self._second_pass(batch, routings)
@@ -168,7 +168,7 @@ class Model:
         """What the voters see: for each voter one activation of the first pass for each input (inputs, width)."""
         found = [
             [seen.pooled() for seen in self._runtime.first_pass(self._runtime.batch(rows))]
-            for rows in self._batches(_several(inputs), batch_size, "raise")
+            for rows in self._batches(several(inputs), batch_size, "raise")
         ]
         return [torch.cat(parts) for parts in zip(*found, strict=True)]
 
@@ -347,7 +347,7 @@ class Model:
         return predictions
 
 
-def _several(inputs: Any) -> Iterable[Any]:
+def several(inputs: Any) -> Iterable[Any]:
     """One input as a list of one; a pair of strings given alone is two inputs, not a pair."""
     if isinstance(
         inputs, Mapping

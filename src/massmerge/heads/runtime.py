@@ -91,6 +91,10 @@ class ShellHead:
     @torch.inference_mode()
     def __call__(self, output: Any, inputs: dict[str, Tensor]) -> Tensor:
         """Logits (batch, labels) for the backbone's output on these inputs."""
+        return self.logits(output, inputs)
+
+    def logits(self, output: Any, inputs: dict[str, Tensor]) -> Tensor:
+        """The same, with gradients with respect to the output where they are on."""
         if "input_ids" in inputs and "attention_mask" in inputs:
             ids = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, self._padding)
             inputs = {**inputs, "input_ids": ids}
@@ -116,6 +120,10 @@ class LinearHead:
     @torch.inference_mode()
     def __call__(self, output: Any, inputs: dict[str, Tensor]) -> Tensor:
         """Logits (batch, labels) for the backbone's output on these inputs."""
+        return self.logits(output, inputs)
+
+    def logits(self, output: Any, inputs: dict[str, Tensor]) -> Tensor:
+        """The same, with gradients with respect to the output where they are on."""
         x = features(output, inputs, self._features)
         if self._normalize:
             x = nn.functional.normalize(x, dim=1)

@@ -94,7 +94,7 @@ def _seen(hidden: Tensor, token: Token, mask: Tensor | None, batch: int) -> Acti
     """What a voter takes of a site's activation."""
     if token != "each":
         return Activation(pool(hidden, token, mask, batch).cpu())
-    hidden = _by_token(hidden, batch)
+    hidden = by_token(hidden, batch)
     if mask is None or mask.shape != hidden.shape[:2]:
         tokens = torch.full((batch,), hidden.shape[1])
         return Activation(hidden.flatten(0, 1).float().cpu(), tokens)
@@ -103,7 +103,7 @@ def _seen(hidden: Tensor, token: Token, mask: Tensor | None, batch: int) -> Acti
 
 def pool(hidden: Tensor, token: Literal["cls", "mean"], mask: Tensor | None, batch: int) -> Tensor:
     """One vector (batch, width) for each input of an activation (batch, tokens, width)."""
-    hidden = _by_token(hidden, batch)
+    hidden = by_token(hidden, batch)
     if token == "cls":
         return hidden[:, 0].float()
     if mask is None or mask.shape != hidden.shape[:2]:
@@ -112,7 +112,7 @@ def pool(hidden: Tensor, token: Literal["cls", "mean"], mask: Tensor | None, bat
     return torch.einsum("btd,bt->bd", hidden, real).float() / real.sum(1, keepdim=True).clamp_min(1)
 
 
-def _by_token(hidden: Tensor, batch: int) -> Tensor:
+def by_token(hidden: Tensor, batch: int) -> Tensor:
     """An activation as (batch, tokens, width)."""
     if hidden.ndim == 2:
         return hidden.reshape(batch, -1, hidden.shape[-1])
