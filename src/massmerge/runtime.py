@@ -26,7 +26,7 @@ from massmerge.recipe import Recipe
 from massmerge.routing import FirstPass, Site, Voter, choose_sites
 from massmerge.routing.mlp import MlpRouter
 from massmerge.routing.nearest import NearestRouter
-from massmerge.routing.projection import ProjectionRouter, site_basis
+from massmerge.routing.projection import ProjectionRouter, Score, site_basis
 from massmerge.routing.prototype import PrototypeRouter
 from massmerge.routing.separation import without_common
 from massmerge.routing.sites import probe_inputs, watched_sites
@@ -58,6 +58,7 @@ class Runtime:
     reader: InputReader
     cache: DenseCache
     make_changes: Callable[..., SetChanges]
+    tensors: TaskTensors
     watch: DamageWatch | None = None
     _sets: OrderedDict[tuple[int, ...], SetChanges] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -194,6 +195,7 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
         reader,
         DenseCache(cache, second),
         make_changes,
+        tensors,
     )
 
 
@@ -238,8 +240,7 @@ def _routers(bundle: Bundle, kind: str, recipe: Recipe, voters: list[Voter], ten
         made: dict[str, Router] = {}
         for voter in voters:
             if voter.site.name not in made:
-                bases = [_basis(tensors, task, voter.site) for task in range(len(tensors.names))]
-                made[voter.site.name] = ProjectionRouter(without_common(bases), recipe.router.score)
+                made[voter.site.name] = site_router(tensors, voter.site, recipe.router.score)
         return [made[voter.site.name] for voter in voters]
     if kind not in ("nearest", "prototype", "mlp"):
         raise InputError(f"no router {kind!r}. There are projection, nearest, prototype and mlp.")
@@ -253,6 +254,11 @@ def _routers(bundle: Bundle, kind: str, recipe: Recipe, voters: list[Voter], ten
         )
     return [_fitted_router(kind, {n.removeprefix(f"{kind}.{v.name}."): t for n, t in fitted.items()}, len(tensors.names))
             for v in voters]  # fmt: skip
+
+
+def site_router(tensors: TaskTensors, site: Site, score: Score = "residual") -> ProjectionRouter:
+    """The router that needs no data, from the tasks' singular vectors at a site."""
+    return ProjectionRouter(without_common([_basis(tensors, t, site) for t in range(len(tensors.names))]), score)
 
 
 def _fitted_router(kind: str, tensors: dict[str, Tensor], tasks: int) -> Router:

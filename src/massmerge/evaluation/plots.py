@@ -172,3 +172,98 @@ def residual_histograms(found: Mapping[str, tuple[NDArray[np.float64], NDArray[n
     words = "residual (less is better); beside each name: share of rows where the own task's is the least"
     figure.text(0.5, 0.0, words, ha="center", va="top", fontsize=9, color=QUIET)
     return figure
+
+
+# Studies
+
+
+def site_bars(sites: Sequence[str], series: Mapping[str, Mapping[str, float]], line: float, line_name: str) -> Any:
+    """A bar for each site and token, sites of one kind next to each other, and a line for what is compared with them.
+
+    Args:
+        sites: names such as `M3`, in the order of a forward pass.
+        series: for each token the share of each site.
+        line: a share.
+        line_name: what it is.
+    """
+    letters = list(dict.fromkeys(site[0] for site in sites))
+    figure = _new_figure(max(6.4, 0.34 * len(sites) * max(1, 0.7 * len(series)) + 1.6), 3.6)
+    axes = figure.add_subplot()
+    width = 0.84 / len(series)
+    places: dict[str, float] = {}
+    for number, letter in enumerate(letters):
+        for site in (s for s in sites if s[0] == letter):
+            places[site] = len(places) + 0.9 * number
+    for number, ((name, shares), colour) in enumerate(zip(series.items(), (BLUE, ORANGE, GREEN), strict=False)):
+        offset = (number - (len(series) - 1) / 2) * width
+        where = [places[site] + offset for site in shares]
+        axes.bar(where, [100 * value for value in shares.values()], width * 0.94, color=colour, label=f"{name} token")
+        best = max(shares, key=lambda site: shares[site])
+        axes.annotate(f"{100 * shares[best]:.1f}", (places[best] + offset, 100 * shares[best]), ha="center", va="bottom",
+                      fontsize=8, color=INK, xytext=(0, 1), textcoords="offset points")  # fmt: skip
+    axes.axhline(100 * line, color=INK, linewidth=1.2, linestyle=(0, (4, 2)), zorder=3,
+                 label=f"{line_name}: {100 * line:.1f} %")  # fmt: skip
+    axes.set_xticks(list(places.values()), list(places), fontsize=8.5)
+    axes.set_xlim(-0.8, max(places.values()) + 0.8)
+    axes.set_ylim(0, 108)
+    _quiet_axes(axes, "routing accuracy, %")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=len(series) + 1, frameon=False, fontsize=9.5)
+    return figure
+
+
+def _quiet_axes(axes: Any, ylabel: str, xlabel: str = "") -> None:
+    """Axes that do not shout: two spines, a faint grid behind the figures."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(QUIET)
+    axes.tick_params(colors=INK, labelsize=9, length=3, color=QUIET)
+    axes.grid(axis="y", color=FAINT, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_ylabel(ylabel, color=QUIET, fontsize=9.5)
+    if xlabel:
+        axes.set_xlabel(xlabel, color=QUIET, fontsize=9.5)
+
+
+def heat_map(
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: Sequence[Sequence[float]],
+    *,
+    ylabel: str = "",
+    xlabel: str = "",
+    mark: tuple[int, int] | None = None,
+) -> Any:
+    """Shares as coloured cells with their numbers in per cent; darker is better.
+
+    Args:
+        rows: names of the rows.
+        columns: names of the columns.
+        values: a share for each row and column.
+        ylabel: what the rows are.
+        xlabel: what the columns are.
+        mark: row and column of a cell to be framed.
+    """
+    shares = 100 * np.array(values, dtype=float)
+    figure = _new_figure(1.9 + 0.5 * len(columns), 1.3 + 0.42 * len(rows))
+    axes = figure.add_subplot()
+    low, high = float(np.nanmin(shares)), float(np.nanmax(shares))
+    spread = max(1.0, high - low)
+    axes.imshow(shares, cmap="Blues", vmin=low - 0.35 * spread, vmax=high + 0.15 * spread, aspect="auto")
+    for (i, j), value in np.ndenumerate(shares):
+        dark = value > low + 0.62 * spread
+        axes.text(j, i, f"{value:.1f}" if value < 99.95 else "100", ha="center", va="center", fontsize=7.5,
+                  color="white" if dark else INK)  # fmt: skip
+    axes.set_xticks(range(len(columns)), [_plain(name) for name in columns], fontsize=8.5)
+    axes.set_yticks(range(len(rows)), [_plain(name) for name in rows], fontsize=9)
+    axes.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="white", linewidth=1.2)
+    axes.tick_params(which="both", length=0, colors=INK)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    if mark is not None:
+        from matplotlib.patches import Rectangle
+
+        axes.add_patch(Rectangle((mark[1] - 0.5, mark[0] - 0.5), 1, 1, fill=False, edgecolor=ORANGE, linewidth=2.2))
+    axes.set_xlabel(xlabel, color=QUIET, fontsize=9.5)
+    axes.set_ylabel(ylabel, color=QUIET, fontsize=9.5)
+    return figure

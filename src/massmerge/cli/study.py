@@ -1,0 +1,97 @@
+"""`mass study`: the paper's experiments on a suite, by name."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+from massmerge.cli.common import print_json, table, verb
+from massmerge.errors import InputError
+from massmerge.evaluation.report import Table
+from massmerge.evaluation.studies import STUDIES
+from massmerge.evaluation.studies.context import Settings
+from massmerge.evaluation.studies.result import Result, verdict_words
+from massmerge.evaluation.studies.run import ALL, run_studies
+
+
+@click.command("study")
+@click.argument("name", required=False)
+@click.argument("suite", required=False, type=click.Path(dir_okay=False))
+@click.option("--list", "listed", is_flag=True, help="Say which studies there are.")
+@click.option(
+    "--bundle", type=click.Path(file_okay=False), help="The bundle to study; the recipe's is merged without it."
+)
+@click.option("--recipe", type=click.Path(dir_okay=False), help="The recipe with the experts, which some studies read.")
+@click.option("--out", type=click.Path(file_okay=False), default="study", show_default=True,
+              help="Results go to a folder of the study's name in this one.")  # fmt: skip
+@click.option("--split", help="What {split} stands for in the suite's paths, such as validation.  [default: test]")
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many rows of each task, drawn at random.")
+@click.option("--quick", is_flag=True, help="At most 20 rows of each task, and coarse grids.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
+              help="Of the draw of rows and of everything random.")  # fmt: skip
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Inputs that run at once."
+)
+@verb
+def study(
+    name: str | None, suite: str | None, listed: bool, bundle: str | None, recipe: str | None, out: str,
+    split: str | None, limit: int | None, quick: bool, seed: int, batch_size: int, as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Run the study NAME, or all, on the labelled data that SUITE names.
+
+    A study that was killed goes on where it was: give the same command again.
+    """
+    if listed:
+        _list(as_json=as_json)
+        return
+    if name is None or suite is None:
+        raise InputError("give the name of a study and a suite, such as `mass study layers suite.yaml --bundle out/`.")
+    hushed = quiet or as_json
+
+    def progress(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
+        return tqdm(items, what, total, leave=False, disable=hushed or None, delay=1.0)
+
+    def tell(sentence: str) -> None:
+        if not hushed:
+            click.echo(sentence, err=True)
+
+    settings = Settings(split, limit, seed, quick, batch_size)
+    command = shlex.join(["mass", *sys.argv[1:]]) if Path(sys.argv[0]).name == "mass" else ""
+    results = run_studies(
+        name, suite, out, bundle=bundle, recipe=recipe, settings=settings, command=command, progress=progress, tell=tell
+    )
+    if as_json:
+        print_json([result.to_dict() for result in results] if name == ALL else results[0].to_dict())
+    elif not quiet:
+        for result in results:
+            click.echo(describe(result) + "\n")
+        where = out if name == ALL else f"{out}/{name}"
+        click.echo(f"report in {where}: report.html, report.md, result.json, plots")
+
+
+def _list(*, as_json: bool) -> None:
+    rows = [(one.name, one.question, _needs(one)) for one in STUDIES.values()]
+    if as_json:
+        print_json([{"name": name, "question": question, "needs": needs} for name, question, needs in rows])
+        return
+    for name, question, needs in rows:
+        click.echo(f"{click.style(name, bold=True):<24} {question}{f' Needs {needs}.' if needs else ''}")
+    click.echo(f"{click.style(ALL, bold=True):<24} Every one of them, and one report.")
+
+
+def _needs(one: Any) -> str:
+    wanted = ["--recipe"] * one.needs_recipe + ["the split validation"] * one.needs_validation
+    return " and ".join(wanted)
+
+
+def describe(result: Result) -> str:
+    """A study for the terminal: who won, and the tables."""
+    parts = [click.style(result.study.title, bold=True), verdict_words(result), "\n".join(result.finding.sentences)]
+    parts += [table(part.headers, part.rows) for part in result.finding.parts if isinstance(part, Table)]
+    return "\n\n".join(part for part in [*parts, *result.finding.notes] if part)

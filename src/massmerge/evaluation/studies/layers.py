@@ -1,0 +1,129 @@
+"""`layers`: how well inputs find their task at every site of the network."""
+
+from __future__ import annotations
+
+import re
+
+from massmerge.evaluation import plots
+from massmerge.evaluation.report import Picture, Table
+from massmerge.evaluation.studies.context import StudyContext
+from massmerge.evaluation.studies.figures import Measured, measure_routing
+from massmerge.evaluation.studies.scores import Scores, best_tasks, gather
+from massmerge.evaluation.studies.study import Finding, Study, Verdict
+from massmerge.evaluation.summary import percent
+from massmerge.routing import FirstPass, Site, Voter
+from massmerge.routing.first_pass import Token
+from massmerge.runtime import Router, site_router
+
+_WORDS = {"A": "what attention reads", "O": "what attention's output layer reads",
+          "M": "what the MLP reads", "D": "what the MLP's output layer reads"}  # fmt: skip
+VOTE = "vote of the bundle's voters"
+
+
+def run(context: StudyContext) -> Finding:
+    """Route every sample at every site by itself, from one pass of the base."""
+    voters = all_voters(context)
+    scores = site_scores(context, voters)["projection"]
+    found = {voter.name: measure_routing(context, best_tasks(scores, [voter])) for voter in voters}
+    together = measure_routing(context, best_tasks(scores, context.runtime.voters))
+    best = max(found, key=lambda name: found[name].mean)
+    rows = [
+        {"site": v.site.name, "token": v.token, "depth": round(v.site.depth, 4), **found[v.name].plain()}
+        for v in voters
+    ]
+    rows.append({"site": VOTE, "token": None, "depth": max(v.site.depth for v in context.runtime.voters),
+                 **together.plain()})  # fmt: skip
+    return Finding(rows, _verdict(context, best, found[best], together), _sentences(voters, found, together),
+                   [_table(context, voters, found, together), *_pictures(context, voters, found, together)])  # fmt: skip
+
+
+def all_voters(context: StudyContext) -> list[Voter]:
+    """Every site of a numbered block with each token that a vector can be made of."""
+    sites = [site for site in context.runtime.sites if re.fullmatch(r"[AOMD]\d+", site.name)]
+    tokens: tuple[Token, ...] = ("cls", "mean") if any(v.token == "cls" for v in context.runtime.voters) else ("mean",)
+    chosen = [Voter(site, token) for site in sites for token in tokens]
+    # Whatever else votes in the bundle is gathered too, so that its vote can be compared.
+    return chosen + [v for v in context.runtime.voters if v not in chosen]
+
+
+def site_scores(context: StudyContext, voters: list[Voter]) -> Scores:
+    """Residuals at each of some voters, through the base."""
+    by_site: dict[Site, Router] = {}
+    for voter in voters:
+        if voter.site not in by_site:
+            by_site[voter.site] = site_router(context.runtime.tensors, voter.site)
+    routers = {"projection": {voter.name: by_site[voter.site] for voter in voters}}
+    about = {"first_pass": "base", "score": "residual", "voters": [voter.name for voter in voters]}
+    return gather(context, FirstPass(context.runtime.base, voters), routers, about)
+
+
+def _verdict(context: StudyContext, best: str, alone: Measured, together: Measured) -> Verdict:
+    voters = " ".join(voter.name for voter in context.runtime.voters)
+    why = ""
+    if alone.mean > together.mean:
+        worse = [t for t in alone.tasks if alone.tasks[t] < together.tasks[t]]
+        why = (
+            f"The site {best} can only be named with labelled data: it was chosen on the measured rows. It is "
+            f"better than the vote on {len(alone.tasks) - len(worse)} of {len(alone.tasks)} tasks."
+        )
+    return Verdict("routing accuracy, mean over the tasks", best, max(alone.mean, together.mean), f"the vote of {voters}",
+                   together.mean, max(alone.margin, together.margin), why)  # fmt: skip
+
+
+def _sentences(voters: list[Voter], found: dict[str, Measured], together: Measured) -> list[str]:
+    sentences = []
+    for letter, words in _WORDS.items():
+        own = [v.name for v in voters if v.site.name[0] == letter and v.name in found]
+        if own:
+            mean = sum(found[name].mean for name in own) / len(own)
+            top = max(own, key=lambda name: found[name].mean)
+            sentences.append(
+                f"Sites {letter} ({words}): {percent(mean)} on average; the best is {top} with {percent(found[top].mean)}."
+            )
+    tops = {task: max(found, key=lambda name, t=task: found[name].tasks[t]) for task in together.tasks}  # type: ignore[misc]
+    different = len(set(tops.values()))
+    sentences.append(
+        f"The best site is not the same for all tasks: {len(tops)} tasks have {different} different ones."
+        if different > 1
+        else f"All tasks have the same best site, {next(iter(tops.values()))}."
+    )
+    return sentences
+
+
+def _table(context: StudyContext, voters: list[Voter], found: dict[str, Measured], together: Measured) -> Table:
+    rows = [[v.name, *_cells(context, found[v.name])] for v in voters]
+    return Table(["site", "mean", "±", *context.measured], [*rows, [VOTE, *_cells(context, together)]], total=True)
+
+
+def _cells(context: StudyContext, found: Measured) -> list[str]:
+    deviation = "-" if found.deviation is None else f"{100 * found.deviation:.1f}"
+    return [percent(found.mean), deviation, *(percent(found.tasks[task]) for task in context.measured)]
+
+
+def _pictures(
+    context: StudyContext, voters: list[Voter], found: dict[str, Measured], together: Measured
+) -> list[Picture]:
+    named = [v for v in voters if re.fullmatch(r"[AOMD]\d+", v.site.name)]
+    tokens: list[str] = list(dict.fromkeys(v.token for v in named))
+    sites = list(dict.fromkeys(v.site.name for v in named))
+    overall = {t: {v.site.name: found[v.name].mean for v in named if v.token == t} for t in tokens}
+    caption = (
+        "Routing accuracy at each site by itself, mean over the tasks; the line is the vote of the bundle's voters."
+    )
+    pictures = [Picture("layers", caption, plots.site_bars(sites, overall, together.mean, VOTE))]
+    best = max(tokens, key=lambda t: sum(overall[t].values()))
+    per_task = {
+        task: {v.site.name: found[v.name].tasks[task] for v in named if v.token == best} for task in context.measured
+    }
+    caption = f"Routing accuracy of each task at each site ({best} token), and by the vote."
+    grid = [[*(per_task[task][site] for site in sites), together.tasks[task]] for task in context.measured]
+    pictures.append(Picture("layers-tasks", caption, plots.heat_map(context.measured, [*sites, "vote"], grid)))
+    return pictures
+
+
+LAYERS = Study(
+    "layers", "Routing accuracy at every site",
+    "At which place of the network do the tasks' singular vectors tell inputs apart? Each site routes all inputs by itself, "
+    "through the base.",
+    run, lambda context: context.seconds_for(1.0),
+)  # fmt: skip

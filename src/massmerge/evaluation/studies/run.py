@@ -1,0 +1,92 @@
+"""Runs studies by name and writes what they find: a folder each, and one report of all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from massmerge.errors import InputError
+from massmerge.evaluation.run import Progress, silent
+from massmerge.evaluation.studies import STUDIES
+from massmerge.evaluation.studies.context import Settings, StudyContext
+from massmerge.evaluation.studies.opening import open_studies
+from massmerge.evaluation.studies.overview import write_overview
+from massmerge.evaluation.studies.result import Result, duration, machine, versions, write_result
+from massmerge.evaluation.studies.study import Study
+from massmerge.evaluation.suite import DEFAULT_SPLIT
+
+ALL = "all"
+
+
+def run_studies(
+    name: str,
+    suite: str | Path,
+    out: str | Path = "study",
+    *,
+    bundle: str | Path | None = None,
+    recipe: str | Path | None = None,
+    settings: Settings | None = None,
+    command: str = "",
+    progress: Progress = silent,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> list[Result]:
+    """Run a study, or all of them, and write their folders.
+
+    A run that was killed goes on: the same call again takes what is finished from the folder's `cache`.
+
+    Args:
+        name: of the study, or `all`.
+        suite: the suite's path.
+        out: each study writes to a folder of its name in this one.
+        bundle: the bundle to study; without it the recipe's is merged.
+        recipe: the recipe with the experts, which some studies read.
+        settings: split, limit, seed and the like.
+        command: the command line, to be written beside the figures.
+        progress: wraps iterables whose items take time.
+        tell: hears sentences for the person who waits.
+
+    Raises:
+        InputError: unknown study, or suite, bundle and recipe do not fit; nothing has been computed then.
+    """
+    if name != ALL and name not in STUDIES:
+        raise InputError(f"no study {name!r}. There are {', '.join(STUDIES)}, and {ALL}.")
+    wanted = list(STUDIES.values()) if name == ALL else [STUDIES[name]]
+    settings, folder = settings or Settings(), Path(out)
+    opened = open_studies(
+        wanted, suite, folder, settings, bundle=bundle, recipe=recipe, progress=progress, tell=tell
+    )  # fmt: skip
+    about = _about(opened.context, command)
+    results = []
+    for study in opened.studies:
+        results.append(_run_one(study, opened.context, about))
+        write_result(results[-1], folder / study.name)
+    if name == ALL:
+        write_overview(results, opened.left_out, folder)
+    return results
+
+
+def _run_one(study: Study, context: StudyContext, about: dict[str, Any]) -> Result:
+    expected = study.seconds(context)
+    context.tell(f"{study.name}: {len(context.samples):,} rows, about {duration(expected)}")
+    began = time.perf_counter()
+    return Result(study, study.run(context), about, time.perf_counter() - began)
+
+
+def _about(context: StudyContext, command: str) -> dict[str, Any]:
+    settings = context.settings
+    return {
+        "command": command,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions(),
+        "suite": context.ready.suite.name,
+        "bundle": str(context.bundle),
+        "settings": {**vars(settings), "split": settings.split or DEFAULT_SPLIT, "options": dict(settings.options)},
+        "data": {
+            task: {"where": data.where, "rows": len(data), "total": data.total, "sha256": data.sha256()}
+            for task, data in context.ready.data.items()
+        },
+    }

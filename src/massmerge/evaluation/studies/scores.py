@@ -1,0 +1,97 @@
+"""Scores of many routers at many sites from one pass: what every study of routing is made of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from massmerge.evaluation.studies.context import Sample, StudyContext
+from massmerge.routing import Activation, FirstPass, Voter, vote
+from massmerge.routing.projection import ProjectionRouter
+from massmerge.runtime import Router
+from massmerge.tensorfile import read_tensors, write_tensors
+
+Scores = dict[str, dict[str, Tensor]]
+"""For each router, for each voter's name, residuals (samples, T) in the order of the samples; less is better."""
+
+
+def batches(context: StudyContext, samples: Sequence[Sample]) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+    """Samples of like size together, as (their places in the sequence, batch)."""
+    order = sorted(range(len(samples)), key=lambda i: context.size(samples[i]))
+    for start in range(0, len(order), context.settings.batch_size):
+        chosen = order[start : start + context.settings.batch_size]
+        yield chosen, context.runtime.batch([context.row(samples[i]) for i in chosen])
+
+
+def gather(
+    context: StudyContext,
+    first_pass: FirstPass,
+    routers: Mapping[str, Mapping[str, Router]],
+    about: Mapping[str, Any],
+    what: str = "first pass",
+) -> Scores:
+    """Scores of every router for every sample; tasks that an earlier run finished are read from the cache.
+
+    Args:
+        context: the study's.
+        first_pass: gives the activations; it is run once for all routers.
+        routers: by a name, for each of some voters' names a router.
+        about: what tells these scores from others, as plain data: first pass, routers, voters.
+        what: what the progress bar says.
+    """
+    folder = context.cache / "scores"
+    found: list[dict[str, Tensor]] = []
+    for task in context.measured:
+        path = folder / f"{context.key('scores', {**about, 'task': task})[:24]}.safetensors"
+        if not path.is_file():
+            own = [sample for sample in context.samples if sample.task == task]
+            began = time.perf_counter()
+            made = _score(context, first_pass, routers, own, f"{what}, {task}")
+            folder.mkdir(parents=True, exist_ok=True)
+            draft = path.with_suffix(".partial")
+            write_tensors(draft, made)
+            draft.replace(path)
+            context.cells.put(context.key("seconds", {**about, "task": task}), None, time.perf_counter() - began)
+        found.append(dict(read_tensors(path)))
+    return {
+        name: {voter: torch.cat([one[f"{name}|{voter}"] for one in found]) for voter in per_voter}
+        for name, per_voter in routers.items()
+    }
+
+
+@torch.inference_mode()
+def _score(
+    context: StudyContext,
+    first_pass: FirstPass,
+    routers: Mapping[str, Mapping[str, Router]],
+    samples: Sequence[Sample],
+    what: str,
+) -> dict[str, Tensor]:
+    size = context.settings.batch_size
+    total = -(-len(samples) // size)
+    places: list[int] = []
+    parts: dict[str, list[Tensor]] = {}
+    steps: Iterable[tuple[list[int], dict[str, Tensor]]] = context.progress(batches(context, samples), what, total)
+    for chosen, batch in steps:
+        places += chosen
+        seen = dict(zip([v.name for v in first_pass.voters], first_pass(batch), strict=True))
+        for name, per_voter in routers.items():
+            for voter, router in per_voter.items():
+                parts.setdefault(f"{name}|{voter}", []).append(scored(router, seen[voter]))
+    back = torch.tensor(places).argsort()
+    return {key: torch.cat(part)[back].contiguous() for key, part in parts.items()}
+
+
+def scored(router: Router, seen: Activation) -> Tensor:
+    """Residuals (batch, T) of what a voter sees: tokens one by one where the router is a projection, as in an answer."""
+    activation = seen if isinstance(router, ProjectionRouter) else Activation(seen.pooled())
+    return activation.averaged(router(activation.vectors))
+
+
+def best_tasks(scores: Mapping[str, Tensor], voters: Sequence[Voter]) -> Tensor:
+    """For each sample the task (n,) that these voters like best together."""
+    return vote([scores[voter.name] for voter in voters]).argmin(1)
