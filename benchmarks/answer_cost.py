@@ -29,9 +29,10 @@ from massmerge.recipe import Unknown
 from vit_b32 import make_recipe
 
 PAPER = {"first_pass": "fixed", "site": "M9", "token": "cls"}
+HALF = {"site": [f"M{block}" for block in range(6)]}
 
 
-def bundle(tasks: int, **router: str) -> Path:
+def bundle(tasks: int, **router: str | list[str]) -> Path:
     """A bundle of that many tasks, merged once and kept."""
     recipe = make_recipe(tasks, **({"router": router} if router else {}))
     out = recipe.with_name(recipe.stem.replace("recipe", "bundle"))
@@ -41,16 +42,11 @@ def bundle(tasks: int, **router: str) -> Path:
 
 def answer(model: mm.Model, batch: dict[str, Tensor], sets: list[list[str]]) -> tuple[float, float]:
     """Both passes and the heads for a batch whose selected sets are given; seconds of first pass and of routing."""
-    allowed = list(range(len(model.tasks)))
-    began = time.perf_counter()
-    activations = model._runtime.first_pass(batch)
-    middle = time.perf_counter()
-    routings = model._routings(activations, allowed, Unknown())
-    routed = time.perf_counter()
+    routings, timings = model._routed(batch, list(range(len(model.tasks))), Unknown())
     routings = [replace(r, selected=s) for r, s in zip(routings, sets, strict=True)]
     output, order = model._second_pass(batch, routings)
     model._heads(output, order, batch, routings, 3)
-    return middle - began, routed - middle
+    return timings["first pass"] / 1000, timings["routing"] / 1000
 
 
 def interleaved(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:

@@ -117,7 +117,7 @@ def test_auto_for_text_is_the_inputs_of_mlp_and_attention_output_in_every_block(
 
 def test_auto_for_images_is_the_attention_outputs_of_the_first_half_of_the_blocks():
     base = FAMILIES["vit"].make_base(num_hidden_layers=4)
-    assert [site.name for site in choose_sites(find_sites(base), "auto", image=True)] == ["O0", "O1"]
+    assert [site.name for site in choose_sites(find_sites(base), "auto", half=True)] == ["O0", "O1"]
 
 
 @pytest.mark.parametrize("letter", ["A", "M", "O"])

@@ -27,6 +27,8 @@ class Routing:
     """How many times as much of the activation the best task's subspace holds as a random one of its size would."""
     agreement: float | None = None
     """How far the voters agree on the best task, 1 being complete agreement."""
+    margin: float | None = None
+    """How far the best task is ahead of the next, in standard deviations over the tasks, the mean over voters."""
 
     @property
     def ranks(self) -> dict[str, int]:

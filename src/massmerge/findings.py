@@ -83,7 +83,7 @@ def _voting_sites(prepared: Prepared, work: WorkFolder) -> list[Site]:
             any(ranks[name][t] for name in site.tensors if name in ranks) for t in range(len(prepared.plan.tasks))
         )
 
-    return choose_sites(sites, prepared.recipe.router.site, covered, image=model.main_input_name == "pixel_values")
+    return choose_sites(sites, prepared.recipe.router.site, covered, half=model.main_input_name == "pixel_values")
 
 
 def _basis(work: WorkFolder, places: dict[str, int], site: Site, task: int) -> Tensor:

@@ -16,11 +16,11 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from massmerge.answers import Prediction, Routing, rank_answers
+from massmerge.decision import Choice, decide
 from massmerge.errors import InputError
 from massmerge.heads.runtime import ShellHead, features
 from massmerge.recipe import Unknown
-from massmerge.routing import Activation, Site, agreements, select, vote, weigh
-from massmerge.routing.projection import ProjectionRouter
+from massmerge.routing import Site
 from massmerge.runtime import Runtime, load_runtime, with_decoder_start
 from massmerge.subspace.segments import Segment, Segments
 from massmerge.subspace.updates import SetChanges
@@ -150,7 +150,7 @@ class Model:
         routings: list[Routing] = []
         for rows in self._batches(several(inputs), batch_size, "raise"):
             batch = self._runtime.batch(rows)
-            routings += self._routings(self._runtime.first_pass(batch), allowed, self._runtime.recipe.unknown)
+            routings += self._routed(batch, allowed, self._runtime.recipe.unknown)[0]
         return routings
 
     def embed(self, inputs: Any, *, task: str | Sequence[str] | None = None, batch_size: int = 32) -> Tensor:
@@ -228,71 +228,34 @@ class Model:
             name = self.tasks[allowed[0]]
             return [Routing({}, {name: 1.0}, [name], "none: the task was given")] * count, {}
         probes = batch if route == "input" else {k: v[:_BATCH_PROBES] for k, v in batch.items()}
+        routings, timings = self._routed(probes, allowed, unknown, shared=route != "input")
+        return (routings if route == "input" else routings * count), timings
+
+    def _routed(
+        self, batch: dict[str, Tensor], allowed: list[int], unknown: Unknown, *, shared: bool = False
+    ) -> tuple[list[Routing], dict[str, float]]:
+        """Routings by the first look, and by the closer one where that is not sure; what they took."""
+        runtime, options = self._runtime, self._runtime.recipe.router
+        choice = Choice(self.tasks, allowed, options, runtime.top_k, unknown)
         began = time.perf_counter()
-        activations = self._runtime.first_pass(probes)
+        activations = runtime.first_pass(batch)
         timings = {"first pass": _ms(began)}
         began = time.perf_counter()
-        if route == "input":
-            routings = self._routings(activations, allowed, unknown)
-        else:
-            routings = self._routings(activations, allowed, unknown, shared=True) * count
+        routings = decide(activations, runtime.voters, runtime.routers, choice, shared=shared)
         timings["routing"] = _ms(began)
+        closer = runtime.closer
+        unsure = [i for i, r in enumerate(routings) if r.margin is not None and r.margin < options.unsure]
+        if closer is None or not unsure:
+            return routings, timings
+        began = time.perf_counter()
+        activations = closer.first_pass(batch if shared else {k: v[torch.tensor(unsure)] for k, v in batch.items()})
+        timings["first pass"] += _ms(began)
+        began = time.perf_counter()
+        again = decide(activations, closer.voters, closer.routers, choice, shared=shared)
+        timings["routing"] += _ms(began)
+        for i, routing in zip(unsure, again, strict=True):
+            routings[i] = routing
         return routings, timings
-
-    @torch.inference_mode()
-    def _routings(
-        self, activations: list[Activation], allowed: list[int], unknown: Unknown, *, shared: bool = False
-    ) -> list[Routing]:
-        options, routers = self._runtime.recipe.router, self._runtime.routers
-        # Only projection looks at tokens one by one; the fitted routers know one activation of each input.
-        seen = [
-            a if isinstance(r, ProjectionRouter) else Activation(a.pooled())
-            for r, a in zip(routers, activations, strict=True)
-        ]
-        vectors = [a.vectors for a in seen]
-        everything = [router(z) for router, z in zip(routers, vectors, strict=True)]
-        scores = [a.averaged(s)[:, allowed] for a, s in zip(seen, everything, strict=True)]
-        if shared:
-            scores = [s.mean(0, keepdim=True) for s in scores]
-        residuals = vote(scores)
-        weights = weigh(residuals, standardized=options.standardize, temperature=options.temperature)
-        chosen = select(weights, options.threshold, self._runtime.top_k)
-        names = [self.tasks[t] for t in allowed]
-        lifts = self._lifts(seen, vectors, everything, [allowed[c[0]] for c in chosen])
-        agreed = agreements(scores, [c[0] for c in chosen])
-        site = " ".join(self.voters)
-        rows, shares = residuals.tolist(), weights.tolist()
-        routings = []
-        for i, picked in enumerate(chosen):
-            abstains = (lifts is not None and lifts[i] < unknown.lift) or agreed[i] < unknown.agreement
-            routings.append(
-                Routing(
-                    dict(zip(names, rows[i], strict=True)),
-                    dict(zip(names, shares[i], strict=True)),
-                    [] if abstains else [names[c] for c in picked],
-                    site,
-                    None if lifts is None else lifts[i],
-                    agreed[i],
-                )
-            )
-        return routings
-
-    def _lifts(
-        self, seen: list[Activation], vectors: list[Tensor], scores: list[Tensor], best: list[int]
-    ) -> list[float] | None:
-        """How much more of each activation its best task holds than chance, the mean over voters."""
-        routers = self._runtime.routers
-        if not all(isinstance(router, ProjectionRouter) for router in routers):
-            return None
-        found = [
-            a.averaged(r.lift(z, s))
-            for r, a, z, s in zip(routers, seen, vectors, scores, strict=True)
-            if isinstance(r, ProjectionRouter)
-        ]
-        together = torch.stack(found).mean(0)
-        index = torch.tensor(best).expand(len(together))  # one decision may stand for several inputs
-        lifts: list[float] = together.gather(1, index[:, None]).reshape(len(best), -1).mean(1).tolist()
-        return lifts
 
     def _second_pass(self, batch: dict[str, Tensor], routings: list[Routing]) -> tuple[Any, Tensor]:
         """The backbone's output for the inputs sorted by selected set, and the order they were sorted to."""

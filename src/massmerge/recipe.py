@@ -93,6 +93,8 @@ class RouterOptions(Part):
     standardize: bool = True
     temperature: Annotated[float, Field(gt=0.0)] = 1.0
     threshold: Annotated[float, Field(ge=0.0, le=1.0)] = 0.2
+    unsure: Annotated[float, Field(ge=0.0)] = 0.3
+    """With `site: auto` on images: an input whose best task leads by less is looked at again in all blocks."""
     top_k: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
 
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from massmerge.base_model import load_base, make_fixed
 from massmerge.bundle import ROUTER, Bundle
 from massmerge.checkpoints.skeleton import Skeleton
+from massmerge.decision import CloserLook, Router
 from massmerge.errors import InputError
 from massmerge.heads.runtime import Head, ShellHead, load_head
 from massmerge.inputs import InputReader, Row
@@ -38,7 +39,6 @@ from massmerge.tensorfile import read_header, read_tensor
 from massmerge.trees import shared_copy
 
 _KNOWN_SETS = 256  # sets whose small cores and norms are kept at hand
-Router = Callable[[Tensor], Tensor]
 
 
 @dataclass
@@ -59,6 +59,7 @@ class Runtime:
     cache: DenseCache
     make_changes: Callable[..., SetChanges]
     tensors: TaskTensors
+    closer: CloserLook | None = None
     watch: DamageWatch | None = None
     _sets: OrderedDict[tuple[int, ...], SetChanges] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -159,8 +160,10 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
     with watched_sites(base) as found:  # one forward pass shows both the sites and what can be divided by inputs
         observed = observe(base, shell.backbone_call(probe, base) if shell else with_decoder_start(probe, base))
     sites = found()
-    voters = _voters(recipe, sites, base, tensors)
-    routers = _routers(bundle, router or bundle.router_kind, recipe, voters, tensors)  # small, and kept on the CPU
+    kind = router or bundle.router_kind
+    image = base.main_input_name == "pixel_values"
+    voters = _voters(recipe, sites, base, tensors, half=image)
+    routers = _routers(bundle, kind, recipe, voters, tensors)  # small, and kept on the CPU
     tensors.to(place)
     second = SecondPass(base, touched, slots, observed)
     fixed = recipe.router.first_pass == "fixed"
@@ -177,7 +180,10 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
     def attempt(inputs: dict[str, Tensor]) -> object:
         return first_pass({k: v.to(place) for k, v in inputs.items()})
 
-    image = base.main_input_name == "pixel_values"
+    closer = None
+    if image and kind == "projection" and not fixed and recipe.router.site == "auto" and recipe.router.unsure > 0:
+        everywhere = _voters(recipe, sites, base, tensors, half=False)
+        closer = CloserLook(FirstPass(base, everywhere), lambda: _routers(bundle, kind, recipe, everywhere, tensors))
     reader = InputReader(
         path / "processor", base.config, image=image, attempt=attempt, seen=probe[base.main_input_name].shape[1:]
     )
@@ -196,6 +202,7 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
         DenseCache(cache, second),
         make_changes,
         tensors,
+        closer,
     )
 
 
@@ -219,15 +226,16 @@ def with_decoder_start(inputs: dict[str, Tensor], base: PreTrainedModel) -> dict
     return {**inputs, "decoder_input_ids": torch.full_like(inputs["input_ids"][:, :1], start)}
 
 
-def _voters(recipe: Recipe, sites: list[Site], base: PreTrainedModel, tensors: TaskTensors) -> list[Voter]:
+def _voters(
+    recipe: Recipe, sites: list[Site], base: PreTrainedModel, tensors: TaskTensors, *, half: bool
+) -> list[Voter]:
     """Sites and tokens that vote. A class token is there in most image models; in text it is one word among others."""
     tasks = range(len(tensors.names))
 
     def covered(site: Site) -> int:
         return sum(any(tensors.changes(task, name) for name in site.tensors) for task in tasks)
 
-    image = base.main_input_name == "pixel_values"
-    chosen = choose_sites(sites, recipe.router.site, covered, image=image)
+    chosen = choose_sites(sites, recipe.router.site, covered, half=half)
     token = recipe.router.token
     if token == "auto":
         names = {name.rpartition(".")[2] for name, _ in base.named_parameters()}
@@ -273,4 +281,4 @@ def _basis(tensors: TaskTensors, task: int, site: Site) -> Tensor:
     found = [f for name in site.tensors if (f := tensors.factors(task, name)) is not None]
     if not found:
         return torch.zeros(0, site.width)
-    return site_basis([(f.s, f.v) for f in found], max(f.rank for f in found))
+    return site_basis([(f.s.cpu(), f.v.cpu()) for f in found], max(f.rank for f in found))

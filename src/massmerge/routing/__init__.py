@@ -2,10 +2,10 @@
 
 from massmerge.routing.activation import Activation
 from massmerge.routing.first_pass import FirstPass, Voter
-from massmerge.routing.selection import agreements, select, standardize, vote, weigh
+from massmerge.routing.selection import agreements, margins, select, standardize, vote, weigh
 from massmerge.routing.sites import Site, choose_sites, find_sites
 
 __all__ = [
-    "Activation", "FirstPass", "Site", "Voter", "agreements", "choose_sites", "find_sites", "select", "standardize", "vote",
-    "weigh",
+    "Activation", "FirstPass", "Site", "Voter", "agreements", "choose_sites", "find_sites", "margins", "select",
+    "standardize", "vote", "weigh",
 ]  # fmt: skip

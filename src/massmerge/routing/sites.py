@@ -121,7 +121,7 @@ def choose_sites(
     wanted: str | list[str],
     covered: Callable[[Site], int] = lambda site: 1,
     *,
-    image: bool = False,
+    half: bool = False,
 ) -> list[Site]:
     """The sites that vote.
 
@@ -130,13 +130,13 @@ def choose_sites(
         wanted: names or module paths, or `auto`: the best by the measurements in docs/routing.md; other ones if more tasks
             change something there (adapters often touch nothing but queries and values).
         covered: how many tasks change something at a site.
-        image: whether the model reads images, for which the first half of the blocks is enough.
+        half: only the first half of the blocks, which is enough for most images.
 
     Raises:
         InputError: there is no such site.
     """
     if wanted == "auto":
-        groups = [_group(sites, letters, half=image) for letters in (("O",) if image else ("MO", "O")) + ("M", "A")]
+        groups = [_group(sites, letters, half=half) for letters in (("O",) if half else ("MO", "O")) + ("M", "A")]
         return max(
             [group for group in groups if group] or [sites[: max(1, len(sites) // 2)]],
             key=lambda group: min(covered(site) for site in group),
