@@ -104,7 +104,8 @@ def _routings(
 ) -> list[Routing]:
     names = [choice.tasks[t] for t in choice.allowed]
     site = " ".join(voter.name for voter in voters)
-    agreed, apart = agreements(scores, [c[0] for c in chosen]), margins(scores)
+    agreed = agreements(scores, [c[0] for c in chosen])
+    leads = margins(scores) if len(names) > 1 else [None] * len(chosen)
     found = []
     for i, (left, share) in enumerate(zip(residuals.tolist(), weights.tolist(), strict=True)):
         lift = None if lifts is None else lifts[i]
@@ -117,7 +118,7 @@ def _routings(
                 site,
                 lift,
                 agreed[i],
-                apart[i],
+                leads[i],
             )
         )
     return found

@@ -45,9 +45,7 @@ def agreements(residuals: list[Tensor], best: list[int]) -> list[float]:
 
 
 def margins(residuals: list[Tensor]) -> list[float]:
-    """How far the best task of each input is ahead of the next: the difference of their mean standardised residuals."""
-    if residuals[0].shape[1] < 2:
-        return [float("inf")] * len(residuals[0])
+    """How far the best of several tasks is ahead of the next: the difference of their mean standardised residuals."""
     best = standardize(torch.stack(residuals)).mean(0).topk(2, largest=False).values
     found: list[float] = (best[:, 1] - best[:, 0]).tolist()
     return found
