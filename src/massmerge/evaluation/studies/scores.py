@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from massmerge.decision import Router
 from massmerge.evaluation.studies.context import Sample, StudyContext
 from massmerge.routing import Activation, FirstPass, Voter, vote
 from massmerge.routing.projection import ProjectionRouter
-from massmerge.runtime import Router
 from massmerge.tensorfile import read_tensors, write_tensors
 
 Scores = dict[str, dict[str, Tensor]]
