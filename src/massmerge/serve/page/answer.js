@@ -1,0 +1,138 @@
+/** One answer with its reasons: label, routing of every task, heads of the selected set, time. */
+
+import { bar, cell, signedBar, stackedBar } from "./bars.js";
+import { el, ms, number, percent, plural, shorten } from "./dom.js";
+import { requestDetails } from "./request.js";
+
+/**
+ * The panel of an answer.
+ *
+ * @param {object} entry `{input, task, prediction}`: what was asked, the task that was told if any, what came back
+ * @param {object} bundle what `v1/bundle` says
+ */
+export function answerPanel(entry, bundle) {
+  const { prediction } = entry;
+  return el("article", { class: "card answer" },
+    headline(entry, bundle),
+    routing(entry, bundle),
+    heads(prediction, bundle),
+    time(prediction),
+    requestDetails(entry),
+  );
+}
+
+/** The answer in one sentence, for those who hear it. */
+export function sentence({ prediction }, bundle) {
+  if (prediction.task === null) return "No task fits this input.";
+  const score = scoreText(prediction, bundle);
+  return `Answer: ${prediction.label}, task ${prediction.task}, score ${score}.`;
+}
+
+/** A probability; a head with one output answers that output instead. */
+export function scoreText({ task, score }, bundle) {
+  const labels = bundle.tasks.find(({ name }) => name === task)?.labels;
+  return labels?.length === 1 ? number(score, 3) : percent(score);
+}
+
+/** What was asked: the image, or the beginning of the text. */
+export function inputView(input, most) {
+  if (input.text !== undefined) return el("q", {}, shorten(input.text, most));
+  if (!input.url) return el("span", { class: "no-preview" }, input.name);
+  return el("img", { src: input.url, alt: input.name });
+}
+
+function headline({ input, prediction }, bundle) {
+  const none = prediction.task === null;
+  return el("header", {},
+    el("div", { class: "asked" }, inputView(input, 180)),
+    el("div", { class: "headline" },
+      el("div", {},
+        el("h2", { class: "label" }, none ? "No task fits" : prediction.label),
+        el("p", { class: "of-task" }, none
+          ? "The voters see none of the tasks in this input, so the bundle abstains."
+          : ["task ", el("strong", {}, prediction.task)]),
+      ),
+      none ? null : el("p", { class: "score" }, el("span", {}, scoreText(prediction, bundle)), el("small", {}, "score")),
+    ),
+  );
+}
+
+function routing({ task, prediction }, bundle) {
+  const { residuals, weights } = prediction.explain;
+  if (task) return section("Routing", "The task was told, so nothing was routed.");
+  const names = Object.keys(weights).sort((a, b) => weights[b] - weights[a]);
+  const values = Object.values(residuals);
+  const low = Math.min(0, ...values);
+  const high = Math.max(0, ...values);
+  const threshold = bundle.router?.threshold ?? null;
+  const row = (name) => {
+    const chosen = prediction.selected.includes(name);
+    const tone = chosen ? "chosen" : "";
+    return el("tr", { class: tone },
+      el("th", { scope: "row" }, name, chosen ? el("span", { class: "mark" }, "selected") : null),
+      el("td", {}, cell(bar(weights[name], { tone, tick: threshold }), number(weights[name]))),
+      name in residuals ? el("td", {}, cell(signedBar(residuals[name], low, high, { tone }), number(residuals[name]))) : null,
+    );
+  };
+  return section("Routing", chosenWords(prediction.selected, threshold),
+    el("table", { class: "bars" },
+      el("thead", {}, el("tr", {},
+        el("th", { scope: "col" }, "task"),
+        el("th", { scope: "col" }, "weight"),
+        values.length ? el("th", { scope: "col" }, "residual", el("span", { class: "dash" }, ", "), el("small", {}, "less is better")) : null,
+      )),
+      el("tbody", {}, names.map(row)),
+    ),
+    evidence(prediction.explain),
+  );
+}
+
+function chosenWords(selected, threshold) {
+  const chips = selected.map((name) => el("span", { class: "chip" }, name));
+  const words = selected.length ? ["Selected set: ", ...chips] : ["Nothing was selected."];
+  return threshold === null ? words : [...words, el("span", { class: "aside" }, `weight ≥ ${threshold}`)];
+}
+
+/** What the router rests on, in words. */
+function evidence({ lift, agreement, site }) {
+  const voters = site.split(" ");
+  const facts = [];
+  if (lift !== null) facts.push(["lift", `${number(lift)} × what a random subspace of its size would hold`]);
+  if (agreement !== null) facts.push(["agreement", `${Math.round(100 * agreement)} % among ${plural(voters.length, "voter")}`]);
+  facts.push(["voters", voters.join(", ")]);
+  return el("details", {}, el("summary", {}, "Evidence"), definitions(facts));
+}
+
+const definitions = (facts) => el("dl", {}, facts.map(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]));
+
+function heads({ task, label, explain }, bundle) {
+  const found = Object.entries(explain.heads);
+  if (!found.length) return null;
+  const row = (name) => (one) => {
+    const tone = name === task && one.label === label ? "chosen" : "";
+    return el("tr", { class: tone },
+      el("th", { scope: "row" }, one.label),
+      el("td", {}, cell(bar(one.score, { tone }), scoreText({ task: name, score: one.score }, bundle))),
+    );
+  };
+  return section("Heads", `The best labels of ${found.length === 1 ? "the selected task" : "each selected task"}.`,
+    found.map(([name, labels]) => el("table", { class: "bars two" },
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, name), el("th", { scope: "col" }, "score"))),
+      el("tbody", {}, labels.map(row(name))),
+    )));
+}
+
+function time({ explain, seen_ms: seen }) {
+  const { timings, batch_size: batch } = explain;
+  const names = Object.keys(timings);
+  const total = names.reduce((sum, name) => sum + timings[name], 0);
+  const tone = (name) => `time-${name.replace(" ", "-")}`;
+  const shared = batch > 1 ? ` It ran in a batch of ${batch}.` : "";
+  return section("Time", `${ms(total)} in the service, ${ms(seen)} until it was here.${shared}`,
+    stackedBar(names.map((name) => ({ share: total ? timings[name] / total : 0, tone: tone(name) }))),
+    el("ul", { class: "legend" }, names.map((name) => el("li", {},
+      el("span", { class: `dot ${tone(name)}`, "aria-hidden": "true" }), name, " ", el("strong", {}, ms(timings[name]))))),
+  );
+}
+
+const section = (title, lead, ...body) => el("section", {}, el("h3", {}, title), el("p", { class: "lead" }, lead), ...body);

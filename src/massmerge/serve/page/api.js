@@ -1,0 +1,89 @@
+/** Requests to the service. Whatever goes wrong becomes a Problem, which a person can read. */
+
+const KEY = "mass-api-key";
+const TITLES = {
+  401: "This service needs a key",
+  408: "The input took too long to arrive",
+  413: "This is more than the service takes",
+  415: "This is no kind of file that is read",
+  422: "This input cannot be answered",
+  429: "Too many requests right now",
+  503: "The service is busy",
+};
+const TITLES_OF_CODES = {
+  not_ready: "The bundle is being loaded",
+  stopping: "The service is stopping",
+  timeout: "There was no answer in time",
+};
+
+/** What went wrong: a title and a sentence, and if the server said so, after how many seconds to try again. */
+export class Problem extends Error {
+  constructor(title, message, { status = 0, code = "", retryAfter = null } = {}) {
+    super(message.charAt(0).toUpperCase() + message.slice(1));
+    Object.assign(this, { title, status, code, retryAfter });
+  }
+}
+
+// Kept for this tab only, so that loading the page anew does not ask again.
+let key = sessionStorage.getItem(KEY) ?? "";
+
+export function setKey(value) {
+  key = value;
+  sessionStorage.setItem(KEY, value);
+}
+
+export const hasKey = () => key !== "";
+
+export const getBundle = () => request("v1/bundle");
+
+export const getTraffic = (signal) => request("v1/traffic", { signal });
+
+/**
+ * Ask for one answer with its reasons.
+ *
+ * @param {{text: string}|{image: Blob, name: string}} input
+ * @param {{task: string, top: number, signal: AbortSignal}} options an empty task is to be found
+ */
+export async function predict(input, { task, top, signal }) {
+  const began = performance.now();
+  const options = { explain: true, top_k: top, ...(task ? { task } : {}) };
+  const answer = await request("v1/predict", { method: "POST", signal, ...bodyOf(input, options) });
+  const [prediction] = answer.predictions;
+  if (prediction.error) throw new Problem(TITLES[422], prediction.error.message, { status: 422, ...prediction.error });
+  return { ...prediction, request_id: answer.request_id, seen_ms: performance.now() - began };
+}
+
+function bodyOf(input, options) {
+  if ("text" in input) {
+    const body = JSON.stringify({ inputs: [{ text: input.text }], ...options });
+    return { body, headers: { "Content-Type": "application/json" } };
+  }
+  const form = new FormData();
+  form.append("image", input.image, input.name);
+  Object.entries(options).forEach(([name, value]) => form.append(name, String(value)));
+  return { body: form };
+}
+
+async function request(path, options = {}) {
+  const headers = { Accept: "application/json", ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem("The server cannot be reached", "It may have been stopped, or the network is down.");
+  }
+  const body = await response.json().catch(() => null);
+  if (response.ok && body) return body;
+  throw problemOf(response, body);
+}
+
+function problemOf(response, body) {
+  const { status } = response;
+  const { code = "", message = "" } = body?.error ?? {};
+  const title = TITLES_OF_CODES[code] ?? TITLES[status] ?? (status >= 500 ? "The service has a fault" : "That did not work");
+  const wait = Number.parseInt(response.headers.get("Retry-After") ?? "", 10);
+  return new Problem(title, message || `The server answered with status ${status}.`, {
+    status, code, retryAfter: Number.isNaN(wait) ? null : wait,
+  });
+}

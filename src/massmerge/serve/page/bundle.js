@@ -1,0 +1,100 @@
+/** The second view: what the bundle holds, how alike its tasks are, and what is asked of it now. */
+
+import { bar, stackedBar } from "./bars.js";
+import { byId, bytes, el, number, percent, plural, whole } from "./dom.js";
+import { similarityTable } from "./similarity.js";
+import { TrafficPanel } from "./traffic.js";
+
+const HALF = 9; // tasks whose heat map needs no more than its part of the width
+
+/** Draws the bundle once; its traffic is followed while the view is seen. */
+export class BundleView {
+  /** @param {object} bundle what `v1/bundle` says */
+  constructor(bundle) {
+    this.traffic = new TrafficPanel(bundle.tasks.map(({ name }) => name));
+    byId("bundle-lead").textContent = `${plural(bundle.tasks.length, "task")} on ${bundle.base.source} (${bundle.base.class}), in ${number(bundle.ratio)} times its size.`;
+    byId("bundle").replaceChildren(
+      sizes(bundle), this.traffic.panel, tasks(bundle), similarity(bundle), settings(bundle));
+  }
+
+  /** Follow the traffic, or stop. */
+  watch(seen) {
+    this.traffic.watch(seen);
+  }
+}
+
+function sizes({ base, sizes: parts, ratio, tasks: all }) {
+  const most = Math.max(all.length, ratio);
+  const added = ratio - 1;
+  const rows = [
+    ["base", bytes(base.bytes), "1.00 ×", stackedBar([{ share: 1 / most, tone: "base" }])],
+    ["this bundle", bytes(ratio * base.bytes), `${number(ratio)} ×`,
+      stackedBar([{ share: 1 / most, tone: "base" }, { share: added / most, tone: "chosen" }])],
+    [`${plural(all.length, "model")} of the base's size`, bytes(all.length * base.bytes), `${number(all.length)} ×`,
+      bar(all.length / most)],
+  ];
+  const apart = Object.entries(parts).filter(([name, count]) => count > 0 && name !== "base");
+  return card("size", "Size", null,
+    el("p", { class: "hero" }, `${number(ratio)} ×`, el("small", {}, "the base; heads are not counted")),
+    el("ul", { class: "sizes" }, rows.map(([name, size, times, drawn]) => el("li", {},
+      el("span", { class: "name" }, name), el("span", {}, size), el("span", {}, times), drawn))),
+    el("ul", { class: "legend" },
+      el("li", {}, el("span", { class: "dot base", "aria-hidden": "true" }), "base ", el("strong", {}, bytes(base.bytes))),
+      apart.map(([name, count]) => el("li", {},
+        el("span", { class: name === "heads" ? "dot" : "dot chosen", "aria-hidden": "true" }), name, " ", el("strong", {}, bytes(count))))),
+  );
+}
+
+function tasks({ tasks: all, base }) {
+  const row = (task) => el("tr", {},
+    el("th", { scope: "row" }, task.name),
+    el("td", {}, labels(task)),
+    el("td", { class: "right" }, bytes(task.bytes)),
+    el("td", { class: "right" }, `${number(task.bytes / base.bytes)} ×`),
+    el("td", { class: "right" }, rank(task.rank)),
+    el("td", { class: "right" }, task.energy === undefined ? "" : percent(task.energy)),
+    el("td", {}, task.form ?? ""),
+  );
+  const columns = ["task", "labels", "size", "of the base", "rank", "of its change kept", "expert"];
+  const right = new Set(["size", "of the base", "rank", "of its change kept"]);
+  return card("whole", "Tasks", "Size is that of a task's factors and whole tensors, without its head.",
+    scrolled("Tasks", el("table", { class: "tasks" },
+      el("thead", {}, el("tr", {}, columns.map((name) => el("th", { scope: "col", class: right.has(name) ? "right" : null }, name)))),
+      el("tbody", {}, all.map(row)),
+    )));
+}
+
+function labels({ name, labels: names }) {
+  if (!names) return "no head";
+  const few = names.join(", ");
+  if (few.length <= 36) return few;
+  return el("details", {},
+    el("summary", {}, `${whole(names.length)} labels`, el("span", { class: "unseen" }, ` of ${name}`)), el("p", {}, few));
+}
+
+function rank(range) {
+  if (!range) return "";
+  const [low, high] = range;
+  return low === high ? String(low) : `${low} to ${high}`;
+}
+
+function similarity({ tasks: all, similarity: cosines }) {
+  if (all.length < 2) return "";
+  return card(all.length > HALF ? "whole" : "alike", "Similarity of the tasks", "Cosine of what each two tasks change in the base. The nearer to 1, the harder to tell apart.",
+    scrolled("Similarity of the tasks", similarityTable(all.map(({ name }) => name), cosines)));
+}
+
+function settings({ tasks: all, router, limits = {}, versions }) {
+  const shown = (value) => (Array.isArray(value) ? value.join(", ") : value !== null && typeof value === "object" ? JSON.stringify(value) : String(value));
+  const group = (title, facts) => el("div", {}, el("h3", {}, title),
+    el("dl", {}, Object.entries(facts).map(([name, value]) => [
+      el("dt", {}, name.replaceAll("_", " ")), el("dd", {}, typeof value === "number" ? whole(value) : shown(value))])));
+  return card(all.length > HALF ? "whole" : "settings", "Settings", null, el("div", { class: "groups" },
+    group("Router", router), group("Limits of a request", limits), group("Versions", versions)));
+}
+
+/** A wide table scrolls by itself, by keyboard too; the page never does. */
+const scrolled = (name, table) => el("div", { class: "scrolled", tabindex: "0", role: "region", "aria-label": name }, table);
+
+const card = (place, title, lead, ...body) => el("section", { class: `card ${place}` },
+  el("h2", {}, title), lead ? el("p", { class: "lead" }, lead) : null, ...body);

@@ -1,0 +1,53 @@
+/** The last answers, in memory only; each can be seen again. */
+
+import { inputView, scoreText } from "./answer.js";
+import { byId, el } from "./dom.js";
+
+const MOST = 12;
+
+/** Entries, newest first, each with its button in the list. */
+export class History {
+  /**
+   * @param {object} bundle what `v1/bundle` says
+   * @param {(entry: object) => void} show what to do when one is chosen
+   */
+  constructor(bundle, show) {
+    this.bundle = bundle;
+    this.show = show;
+    this.entries = [];
+  }
+
+  add(entry) {
+    const button = el("button", { type: "button", onclick: () => this.show(entry) },
+      el("span", { class: "thumb" }, inputView(entry.input, 64)),
+      el("span", { class: "what" }, ...this.#words(entry.prediction)));
+    byId("past").hidden = false;
+    byId("history").prepend(el("li", {}, button));
+    this.entries.unshift({ entry, button });
+    for (const { entry: old, button: gone } of this.entries.splice(MOST)) {
+      gone.closest("li").remove();
+      this.#forget(old.input);
+    }
+  }
+
+  /** Mark the entry that is shown; none with null. */
+  mark(current) {
+    for (const { entry, button } of this.entries) {
+      if (entry === current) button.setAttribute("aria-current", "true");
+      else button.removeAttribute("aria-current");
+    }
+  }
+
+  #words(prediction) {
+    if (prediction.task === null) return [el("strong", {}, "no task fits")];
+    return [
+      el("strong", {}, prediction.label),
+      el("span", {}, `${prediction.task} · ${scoreText(prediction, this.bundle)}`),
+    ];
+  }
+
+  /** Give back the memory of an image that nothing shows any more. */
+  #forget(input) {
+    if (input.url && !this.entries.some(({ entry }) => entry.input === input)) URL.revokeObjectURL(input.url);
+  }
+}

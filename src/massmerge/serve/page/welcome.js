@@ -1,0 +1,18 @@
+/** What stands where the answer will be: how an input finds its task. */
+
+import { el } from "./dom.js";
+
+const STEPS = [
+  ["First pass", "The base reads the input and stops early. What each task's subspace leaves of it is the task's residual."],
+  ["Routing", "The tasks that leave least are selected. Nobody names a task."],
+  ["Second pass", "The base runs again with the selected tasks' low-rank update, and their heads answer."],
+];
+
+/** The steps, and what there is to be asked. */
+export function welcomePanel(bundle) {
+  return el("div", { class: "card welcome" },
+    el("h2", {}, "How it answers"),
+    el("ol", {}, STEPS.map(([name, text]) => el("li", {}, el("strong", {}, name), el("span", {}, text)))),
+    el("p", { class: "lead" }, "It knows ", bundle.tasks.map(({ name }) => el("span", { class: "chip" }, name))),
+  );
+}
