@@ -7,6 +7,7 @@ written is kept between runs, outside of the repository.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import torch
@@ -69,6 +70,6 @@ def make_recipe(tasks: int, **sections: object) -> Path:
         head = {"weights": f"expert{i}/head.safetensors", "labels": [f"label{j}" for j in range(LABELS)]}
         entries.append({"name": f"task{i}", "expert": f"expert{i}", "head": head})
     name = "-".join([str(tasks), *(f"{k}_{'_'.join(map(str, v.values()))}" for k, v in sections.items())])  # type: ignore[attr-defined]
-    path = folder / f"recipe-{name.replace('/', '_')}.yaml"
+    path = folder / f"recipe-{re.sub(r'[^A-Za-z0-9.-]+', '_', name)}.yaml"
     path.write_text(yaml.safe_dump({"base": "base", "tasks": entries, **sections}, sort_keys=False), encoding="utf-8")
     return path
