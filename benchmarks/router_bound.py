@@ -1,8 +1,8 @@
 """What a router could reach that was *told* the task of many inputs: `python benchmarks/router_bound.py BUNDLE SUITE`.
 
 A linear classifier of tasks is fitted on activations of the base (mean of the tokens, and the class token of images, before
-four blocks) of training rows whose task is given, and judged on validation rows. No data-free router sees any of that, so this
-is a mark to measure them by, not a rival.
+four blocks) of training rows whose task is given, and judged on validation rows. No data-free router sees any of that, so
+this is a mark to measure them by, not a rival.
 """
 
 from __future__ import annotations
