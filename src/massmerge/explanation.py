@@ -29,15 +29,19 @@ class Explanation:
 def explain(model: Model, item: Any, *, top: int = 3, task: str | list[str] | None = None) -> Explanation:
     """Answer one input and keep everything that led to the answer."""
     prediction = model.predict([item], top=10_000, task=task)[0]
-    answers = []
-    if prediction.task is not None:
-        best = Answer(prediction.task, str(prediction.label), prediction.score or 0.0, prediction.logit or 0.0)
-        answers = [best, *prediction.alternatives]
+    return Explanation(prediction, heads_of(prediction, top))
+
+
+def heads_of(prediction: Prediction, top: int) -> dict[str, list[Answer]]:
+    """For each task of the selected set the best labels of its head; the prediction must hold all of them."""
+    if prediction.task is None:
+        return {}
+    best = Answer(prediction.task, str(prediction.label), prediction.score or 0.0, prediction.logit or 0.0)
     heads: dict[str, list[Answer]] = {}
-    for answer in answers:
+    for answer in [best, *prediction.alternatives]:
         if len(heads.setdefault(answer.task, [])) < top:
             heads[answer.task].append(answer)
-    return Explanation(prediction, heads)
+    return heads
 
 
 def plot_explanation(found: Explanation, title: str, path: str | Path) -> None:

@@ -172,6 +172,14 @@ class Model:
         ]
         return [torch.cat(parts) for parts in zip(*found, strict=True)]
 
+    def read(self, item: Any) -> dict[str, Tensor]:
+        """One input as the tensors that the backbone takes; every other method takes them in its place.
+
+        Raises:
+            InputError: it cannot be read as an input of this model.
+        """
+        return self._runtime.reader.row(item)
+
     # Steps
 
     def _allowed(self, task: str | Sequence[str] | None) -> list[int]:

@@ -16,6 +16,7 @@ from massmerge.cli.inspect import inspect
 from massmerge.cli.merge import merge
 from massmerge.cli.plan import plan
 from massmerge.cli.predict import predict
+from massmerge.cli.serve import serve
 from massmerge.cli.study import study
 from massmerge.cli.verify import verify
 
@@ -36,5 +37,5 @@ def main() -> None:
     logging.disable_progress_bar()
 
 
-for verb in (plan, merge, predict, explain, inspect, verify, calibrate, eval_, study, demo):
+for verb in (plan, merge, predict, explain, inspect, verify, calibrate, eval_, study, serve, demo):
     main.add_command(verb)

@@ -1,0 +1,102 @@
+"""`mass serve`: a bundle as an HTTP service."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from massmerge.bundle import Bundle
+from massmerge.cli.common import verb
+from massmerge.errors import InputError, MassError
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 takes a free one."
+)
+@click.option("--name", help="What the model is called in answers; the folder's name by default.")
+@click.option(
+    "--examples", type=click.Path(exists=True, path_type=Path), help="Inputs that the page offers: a file or folder."
+)
+@click.option(
+    "--api-key-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File with the key that requests must carry.",
+)
+@click.option(
+    "--cors-origin", "cors_origins", multiple=True, help="Let pages of this origin call the API. May be repeated."
+)
+@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Inputs that run at once.")
+@click.option(
+    "--batch-wait",
+    type=click.FloatRange(0),
+    default=3.0,
+    show_default=True,
+    help="Milliseconds that an input waits for others.",
+)
+@click.option("--queue", type=click.IntRange(1), default=512, show_default=True, help="Inputs that may wait.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="Seconds within which a request is answered or refused.",
+)
+@click.option(
+    "--max-requests", type=click.IntRange(1), default=256, show_default=True, help="Requests under way at once."
+)
+@click.option(
+    "--max-body", type=click.IntRange(1), default=20_000_000, show_default=True, help="Bytes of a request's body."
+)
+@click.option("--max-items", type=click.IntRange(1), default=128, show_default=True, help="Inputs of one request.")
+@click.option("--max-text", type=click.IntRange(1), default=100_000, show_default=True, help="Characters of one text.")
+@click.option(
+    "--max-pixels", type=click.IntRange(1), default=25_000_000, show_default=True, help="Pixels of one image."
+)
+@click.option("--threads", type=click.IntRange(1), help="Threads of torch; all cores by default.")
+@click.option("--device", default="auto", show_default=True, help="Where to run: cpu, cuda, …")
+@click.option("--cache", default="0", show_default=True, help="Memory for dense weights of hot sets, such as 512MB.")
+@click.option("--router", help="A router that `mass calibrate` has fitted; the bundle's own by default.")
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form of the log."
+)
+@verb
+def serve(bundle: Path, api_key_file: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
+    """Serve BUNDLE over HTTP: an API with batching at /v1/predict, a page at /, a description at /docs.
+
+    Listens on this machine only unless told otherwise. SIGTERM finishes what is under way and ends; SIGHUP loads the bundle
+    again without losing a request.
+    """
+    try:
+        from massmerge.serve.logs import set_up_logs
+        from massmerge.serve.server import bind, run
+        from massmerge.serve.settings import Settings, read_api_key
+    except ImportError as error:
+        raise MassError(f"serving needs {error.name}: pip install 'massmerge[serve]'") from None
+    Bundle(bundle, check=False)  # what is no bundle is told before anything starts
+    if options["max_items"] > options["queue"]:
+        raise InputError("--max-items is more than --queue: such a request could never be answered.")
+    key = read_api_key(api_key_file) if api_key_file else None
+    settings = Settings(bundle, api_key=key, **options)
+    verbose = logging.getLogger().isEnabledFor(logging.INFO)
+    set_up_logs(settings.log_format, logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
+    listener = bind(settings)
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def ready() -> None:
+        if as_json:
+            click.echo(json.dumps({"url": url, "pid": os.getpid(), "model": settings.model_name}))
+        elif not quiet:
+            click.echo(
+                f"{settings.model_name} is ready: {url} is the page, {url}/docs describes the API. Ctrl-C stops."
+            )
+
+    run(settings, listener, ready)

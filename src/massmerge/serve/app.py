@@ -1,0 +1,58 @@
+"""The application: endpoints, guard, and the life of the service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+import massmerge
+from massmerge.serve import about, page_files, predict
+from massmerge.serve.errors import of_status
+from massmerge.serve.guard import Guard
+from massmerge.serve.openapi import complete_openapi
+from massmerge.serve.service import Service
+from massmerge.serve.settings import Settings
+
+_ABOUT = "One backbone and many fine-tuned experts: send an input without a task name, get task, label and score."
+
+
+def make_app(settings: Settings) -> FastAPI:
+    """The application for a bundle; its service is `app.state.service`."""
+    service = Service(settings)
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        yield
+        await service.stop()
+
+    app = FastAPI(
+        title="mass serve", summary=_ABOUT, version=massmerge.__version__, lifespan=life, redoc_url=None,
+        exception_handlers={HTTPException: _refused},
+    )  # fmt: skip
+    app.state.service = service
+    for routes in (predict.make_routes(service), about.make_routes(service), page_files.make_routes()):
+        app.include_router(routes)
+    complete_openapi(app, locked=settings.api_key is not None)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-API-Key", "X-Request-ID"],
+            expose_headers=["X-Request-ID", "Retry-After"],
+        )  # fmt: skip
+    app.add_middleware(Guard, service=service)
+    return app
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """What the framework refuses, such as a path that is not there, in the form of all errors."""
+    assert isinstance(error, HTTPException)
+    response = of_status(error.status_code, f"{error.detail}. /docs lists what there is.").response()
+    response.headers.update(error.headers or {})
+    return response

@@ -1,0 +1,196 @@
+"""Requests that arrive together run together: a bounded queue, and one thread that empties it a batch at a time.
+
+The thread takes its batches by itself. If the event loop handed them out, the model would stand still while the loop writes
+the answers of the batch before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from massmerge.answers import Prediction
+from massmerge.serve.errors import ServiceError
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What inputs must agree on to run in one batch."""
+
+    tasks: tuple[str, ...] | None = None
+    route: Literal["input", "batch"] = "input"
+    group: str | None = None
+    """Set where one decision is made for a request: its inputs run with no others."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An input that could not be answered; the others of its batch are."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one input."""
+
+    result: Prediction | Fault
+    waited: float = 0.0
+    """Milliseconds in the queue."""
+
+
+@dataclass(eq=False)
+class Job:
+    """The inputs of one request."""
+
+    choice: Choice
+    top: int
+    outcomes: list[Outcome | None]
+    done: asyncio.Future[list[Outcome]]
+    left: int = 0
+
+    def settle(self, index: int, outcome: Outcome) -> None:
+        """Note what became of an input; with the last one the request is answered."""
+        self.outcomes[index] = outcome
+        self.left -= 1
+        if self.left == 0 and not self.done.done():
+            self.done.set_result([o for o in self.outcomes if o is not None])
+
+
+@dataclass(eq=False)
+class _Entry:
+    job: Job
+    index: int
+    item: Any
+    arrived: float = field(default_factory=time.monotonic)
+
+
+Run = Callable[[Sequence[Any], Choice, int], Sequence[Prediction | Fault]]
+
+
+class Batcher:
+    """A queue of inputs and the thread that answers them.
+
+    Args:
+        run: answers the items of a batch; what it raises becomes the fault of each of them.
+        size: inputs that run at once.
+        wait: seconds that the first input of a batch waits for others.
+        limit: inputs that may wait.
+        begin: runs first in the thread.
+        hear: told the size of each batch and the seconds that it took.
+    """
+
+    def __init__(
+        self, run: Run, *, size: int, wait: float, limit: int, begin: Callable[[], None] = lambda: None,
+        hear: Callable[[int, float], None] = lambda size, seconds: None,
+    ) -> None:  # fmt: skip
+        self._run, self._size, self._wait, self._limit, self._begin, self._hear = run, size, wait, limit, begin, hear
+        self._entries: deque[_Entry] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._seconds_each = 0.0  # what an input takes, a moving mean
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._work, name="mass-batches", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Inputs in the queue."""
+        return len(self._entries)
+
+    def submit(self, items: Sequence[Any], choice: Choice, top: int) -> Job:
+        """Put the inputs of a request into the queue.
+
+        Raises:
+            ServiceError: there is no room for all of them.
+        """
+        job = Job(choice, top, [None] * len(items), self._loop.create_future(), len(items))
+        with self._changed:
+            if len(self._entries) + len(items) > self._limit:
+                raise ServiceError(
+                    503,
+                    "full",
+                    f"{len(self._entries)} inputs are waiting, at most {self._limit} may.",
+                    self.retry_after(),
+                )
+            self._entries.extend(_Entry(job, index, item) for index, item in enumerate(items))
+            self._changed.notify()
+        return job
+
+    def retry_after(self) -> int:
+        """Seconds after which what waits now is answered."""
+        return max(1, math.ceil(len(self._entries) * self._seconds_each))
+
+    def cancel(self, job: Job) -> None:
+        """Take the inputs of a request that nobody waits for out of the queue."""
+        job.done.cancel()
+        with self._changed:
+            kept = [entry for entry in self._entries if entry.job is not job]
+            if len(kept) < len(self._entries):
+                self._entries = deque(kept)
+
+    def close(self) -> None:
+        """Answer what is in the queue, then end the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    # In the thread
+
+    def _work(self) -> None:
+        self._begin()
+        while batch := self._take():
+            began = time.monotonic()
+            results = self._answers(batch)
+            took = time.monotonic() - began
+            self._seconds_each += 0.2 * (took / len(batch) - self._seconds_each)
+            self._hear(len(batch), took)
+            outcomes = [
+                Outcome(result, 1000 * (began - entry.arrived)) for entry, result in zip(batch, results, strict=True)
+            ]
+            self._deliver(batch, outcomes)
+
+    def _take(self) -> list[_Entry]:
+        """The next batch: the oldest input and those that can run with it; nothing once the queue is closed and empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._entries or self._closed)
+            while self._entries and len(self._entries) < self._size and not self._closed:
+                left = self._entries[0].arrived + self._wait - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            if not self._entries:
+                return [] if self._closed else self._take()
+            choice = self._entries[0].job.choice
+            taken: list[_Entry] = []
+            kept: deque[_Entry] = deque()
+            for entry in self._entries:
+                (taken if len(taken) < self._size and entry.job.choice == choice else kept).append(entry)
+            self._entries = kept
+            return taken
+
+    def _answers(self, batch: list[_Entry]) -> Sequence[Prediction | Fault]:
+        try:
+            top = max(entry.job.top for entry in batch)
+            return self._run([entry.item for entry in batch], batch[0].job.choice, top)
+        except Exception:
+            fault = Fault("internal", "The input could not be answered because of a fault of the service.")
+            return [fault] * len(batch)
+
+    def _deliver(self, batch: list[_Entry], outcomes: list[Outcome]) -> None:
+        def settle() -> None:
+            for entry, outcome in zip(batch, outcomes, strict=True):
+                entry.job.settle(entry.index, outcome)
+
+        try:
+            self._loop.call_soon_threadsafe(settle)
+        except RuntimeError:  # the loop has been closed: nobody waits any more
+            return

@@ -1,0 +1,94 @@
+"""From predictions to what clients read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from massmerge.answers import Answer, Prediction
+from massmerge.explanation import heads_of
+from massmerge.serve.batching import Choice, Fault, Outcome
+from massmerge.serve.errors import ServiceError
+from massmerge.serve.schemas import HuggingFaceParameters, Options
+
+EVERYTHING = 10_000  # labels; an explanation shows the best of each head
+
+
+def choice_of(options: Options | HuggingFaceParameters, request_id: str, known: list[str]) -> Choice:
+    """What a request's inputs must share with others to run with them.
+
+    Raises:
+        ServiceError: it names tasks twice over, or ones that are not there.
+    """
+    if options.task is not None and options.tasks is not None:
+        raise ServiceError(422, "invalid", "Give task or tasks, not both.")
+    names = [options.task] if options.task is not None else options.tasks
+    if names is not None and (unknown := [name for name in names if name not in known]):
+        shown = ", ".join(repr(name[:60]) for name in unknown[:5])
+        raise ServiceError(422, "unknown_task", f"There is no task {shown}. There are {', '.join(known)}.")
+    tasks = None if names is None else tuple(name for name in known if name in names)
+    if isinstance(options, Options) and options.route == "batch":
+        return Choice(tasks, "batch", request_id)
+    return Choice(tasks)
+
+
+def prediction_body(outcome: Outcome, options: Options) -> dict[str, Any]:
+    """One input's answer."""
+    result = outcome.result
+    if isinstance(result, Fault):
+        empty: dict[str, Any] = {
+            "task": None,
+            "label": None,
+            "score": None,
+            "alternatives": [],
+            "selected": [],
+            "explain": None,
+        }
+        return {**empty, "error": {"code": result.code, "message": result.message}}
+    return {
+        "task": result.task,
+        "label": result.label,
+        "score": result.score,
+        "alternatives": [
+            {"task": a.task, "label": a.label, "score": a.score} for a in result.alternatives[: options.top_k - 1]
+        ],
+        "selected": result.routing.selected if result.routing else [],
+        "error": None,
+        "explain": _explain(result, outcome.waited, options.top_k) if options.explain else None,
+    }
+
+
+def _explain(prediction: Prediction, waited: float, top: int) -> dict[str, Any]:
+    routing = prediction.routing
+    assert routing is not None
+    timings = {name: value for name, value in prediction.timings.items() if name != "inputs"}
+    return {
+        "residuals": routing.residuals,
+        "weights": routing.weights,
+        "lift": routing.lift,
+        "agreement": routing.agreement,
+        "site": routing.site,
+        "heads": {task: [_label(a) for a in answers] for task, answers in heads_of(prediction, top).items()},
+        "timings": {"waiting": round(waited, 3), **timings},
+        "batch_size": int(prediction.timings["inputs"]),
+    }
+
+
+def _label(answer: Answer) -> dict[str, Any]:
+    return {"label": answer.label, "score": answer.score}
+
+
+def labels_body(outcome: Outcome, index: int, top: int) -> list[dict[str, Any]]:
+    """One input's answer as a list of labels with scores.
+
+    Raises:
+        ServiceError: the input could not be answered; that schema has no place for it.
+    """
+    result = outcome.result
+    if isinstance(result, Fault):
+        status = 503 if result.code == "internal" else 422
+        raise ServiceError(status, result.code, f"inputs[{index}]: {result.message}", 1 if status == 503 else None)
+    if result.task is None:
+        return []
+    best: dict[str, Any] = {"task": result.task, "label": result.label, "score": result.score}
+    others = [{"task": a.task, "label": a.label, "score": a.score} for a in result.alternatives]
+    return [best, *others][:top]

@@ -1,0 +1,120 @@
+"""A bundle that is loaded and warmed, with what is told of it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import mimetypes
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+import massmerge
+from massmerge.bundle import Bundle
+from massmerge.errors import InputError
+from massmerge.inspection import Inspection, inspect_bundle
+from massmerge.model import Model, load
+from massmerge.rows import read_inputs
+from massmerge.serve.settings import Settings
+
+_MOST_EXAMPLES = 24
+_EXAMPLE_SIDE = 512  # pixels; a larger example is sent to the page smaller
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What answers, and what is said about it."""
+
+    model: Model
+    report: Inspection
+    router: dict[str, Any]
+    examples: list[dict[str, str]]
+    at: float
+
+    @property
+    def kind(self) -> str:
+        """The kind of input."""
+        return "image" if self.model.takes_images else "text"
+
+    def tasks(self) -> list[dict[str, Any]]:
+        """The tasks, as `/v1/tasks` answers them."""
+        return [
+            {
+                "name": task.name, "labels": None if task.labels is None else list(task.labels), "bytes": task.nbytes,
+                "form": task.form, "rank": [task.rank_low, task.rank_high], "energy": task.energy,
+            }
+            for task in self.report.tasks
+        ]  # fmt: skip
+
+    def describe(self, settings: Settings) -> dict[str, Any]:
+        """The bundle, as `/v1/bundle` answers it."""
+        report = self.report
+        return {
+            "name": settings.model_name,
+            "kind": self.kind,
+            "base": {"source": report.base, "class": report.base_class, "bytes": report.base_bytes},
+            "tasks": self.tasks(),
+            "sizes": report.sizes,
+            "ratio": report.ratio,
+            "similarity": report.similarity,
+            "examples": self.examples,
+            "router": self.router,
+            "limits": {
+                "items": settings.max_items, "characters": settings.max_text, "pixels": settings.max_pixels,
+                "body_bytes": settings.max_body, "seconds": settings.timeout,
+            },
+            "versions": {
+                "massmerge": massmerge.__version__, "torch": torch.__version__, "transformers": version("transformers"),
+            },
+        }  # fmt: skip
+
+
+def load_bundle(settings: Settings) -> Loaded:
+    """Load a bundle, compare its checksums, and answer once with each task so that the first client need not wait.
+
+    Raises:
+        InputError: not a bundle, damaged, or one whose tasks have no heads; or examples that cannot be read.
+    """
+    model = load(settings.bundle, router=settings.router, device=settings.device, cache=settings.cache, check=True)
+    bundle = Bundle(settings.bundle, check=False)
+    warm = model.read(Image.new("RGB", (64, 64)) if model.takes_images else "warm")
+    model.predict([warm])
+    for task in model.tasks:
+        model.predict([warm], task=task)
+    options = bundle.recipe.router.model_dump(mode="json")
+    router = {**options, "kind": settings.router or bundle.router_kind, "voters": model.voters}
+    return Loaded(model, inspect_bundle(bundle), router, _examples(settings.examples, model), time.time())
+
+
+def _examples(path: Path | None, model: Model) -> list[dict[str, str]]:
+    if path is None:
+        return []
+    found: list[dict[str, str]] = []
+    for named in read_inputs([str(path)], image=model.takes_images):
+        if isinstance(named.item, InputError):
+            raise named.item
+        if len(found) == _MOST_EXAMPLES:
+            break
+        found.append({"image": _data_url(Path(named.item))} if model.takes_images else {"text": str(named.item)})
+    return found
+
+
+def _data_url(path: Path) -> str:
+    """An image file as a data URL; as it is if small, else scaled down."""
+    try:
+        with Image.open(path) as image:
+            large = max(image.size) > _EXAMPLE_SIDE
+            if large:
+                image.thumbnail((_EXAMPLE_SIDE, _EXAMPLE_SIDE))
+                buffer = io.BytesIO()
+                image.convert("RGB").save(buffer, "PNG")
+    except (OSError, ValueError, SyntaxError) as error:
+        raise InputError(f"{path}: not an image that can be read ({error}).") from None
+    kind = "image/png" if large else mimetypes.guess_type(path.name)[0] or "image/png"
+    data = buffer.getvalue() if large else path.read_bytes()
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"

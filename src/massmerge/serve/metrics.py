@@ -1,0 +1,55 @@
+"""Figures for Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from massmerge.answers import Prediction
+from massmerge.serve.batching import Fault
+
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Metrics:
+    """The service's figures, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        here = self.registry
+        self.requests = Counter(
+            "mass_requests", "Requests, by path and status.", ["method", "path", "status"], registry=here
+        )
+        self.latency = Histogram(
+            "mass_request_seconds", "Time from a request to its answer.", ["path"], buckets=_SECONDS, registry=here
+        )
+        self.batch_size = Histogram("mass_batch_size", "Inputs that ran at once.", buckets=_SIZES, registry=here)
+        self.batch_seconds = Histogram(
+            "mass_batch_seconds", "Time of a batch in the model.", buckets=_SECONDS, registry=here
+        )
+        self.routed = Counter("mass_routed", "Inputs answered, by the task of the answer.", ["task"], registry=here)
+        self.abstentions = Counter("mass_abstentions", "Inputs that no task fits.", registry=here)
+        self.faults = Counter("mass_input_errors", "Inputs that could not be answered.", ["code"], registry=here)
+        self.queue = Gauge("mass_queue_length", "Inputs that wait.", registry=here)
+        self.active = Gauge("mass_active_requests", "Requests under way.", registry=here)
+        self.ready = Gauge("mass_ready", "1 when the bundle is loaded and warmed.", registry=here)
+        self.reloads = Counter("mass_reloads", "Reloads of the bundle.", ["result"], registry=here)
+
+    def batch(self, size: int, seconds: float) -> None:
+        """Note a batch."""
+        self.batch_size.observe(size)
+        self.batch_seconds.observe(seconds)
+
+    def count(self, results: list[Prediction | Fault]) -> None:
+        """Note the answers of a request."""
+        for result in results:
+            if isinstance(result, Fault):
+                self.faults.labels(result.code).inc()
+            elif result.task is None:
+                self.abstentions.inc()
+            else:
+                self.routed.labels(result.task).inc()
+
+    def text(self) -> bytes:
+        """All figures in Prometheus' format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,110 @@
+"""From the body of a request to items and options."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from massmerge.serve.errors import ServiceError
+from massmerge.serve.schemas import ImageInput, Input, Options, PredictRequest, TextInput
+from massmerge.serve.settings import Settings
+from massmerge.serve.worker import Item, Picture, Text
+
+_M = TypeVar("_M", bound=BaseModel)
+_INPUTS = 'give a text, {"text": …}, {"image": …}, or a list of these'
+_FORM_FIELD = 10_000  # bytes of an option in a form
+
+
+def media_type(request: Request) -> str:
+    """The kind of body, without its parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def read_json(request: Request, model: type[_M]) -> _M:
+    """The body as what it should be.
+
+    Raises:
+        ServiceError: it is no JSON, or not of that form.
+    """
+    body = await request.body()
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise _explained(error) from None
+
+
+def _explained(error: ValidationError) -> ServiceError:
+    """All that is wrong with a body, once each, without quoting it."""
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    if faults[0]["type"] == "json_invalid":
+        return ServiceError(400, "bad_json", f"The body is no JSON: {faults[0]['msg'].removeprefix('Invalid JSON: ')}.")
+    said = {}
+    for fault in faults:
+        name = ".".join(str(part) for part in fault["loc"][:1]) or "body"
+        said[name] = _INPUTS if name == "inputs" and fault["type"] != "missing" else fault["msg"].lower()
+    return ServiceError(422, "invalid", "; ".join(f"{name}: {message}" for name, message in said.items()) + ".")
+
+
+async def read_predict(request: Request, settings: Settings) -> tuple[list[Item], Options]:
+    """Inputs and options of `/v1/predict`: JSON, an upload, or an image as it is.
+
+    Raises:
+        ServiceError: the body is of another kind, or not of that form.
+    """
+    kind = media_type(request)
+    if kind == "application/json":
+        given = await read_json(request, PredictRequest)
+        inputs = given.inputs if isinstance(given.inputs, list) else [given.inputs]
+        return _counted([item_of(one) for one in inputs], settings), given
+    if kind == "multipart/form-data":
+        return await _read_form(request, settings)
+    if kind.startswith("image/"):
+        return [Picture(await request.body())], Options()
+    raise ServiceError(
+        415, "unsupported_media_type", "Send application/json, multipart/form-data with images, or an image."
+    )
+
+
+def item_of(given: Input) -> Item:
+    """An input of the schema as the worker takes it; a bare string is what the model takes."""
+    if isinstance(given, ImageInput):
+        return Picture(given.image)
+    if isinstance(given, TextInput):
+        return Text(given.text, given.text_pair)
+    return Text(given)
+
+
+def _counted(items: list[Item], settings: Settings) -> list[Item]:
+    if not items:
+        raise ServiceError(422, "invalid", "inputs: there is none.")
+    if len(items) > settings.max_items:
+        message = f"{len(items)} inputs in one request; at most {settings.max_items} are taken. Split them."
+        raise ServiceError(413, "too_many_inputs", message)
+    return items
+
+
+async def _read_form(request: Request, settings: Settings) -> tuple[list[Item], Options]:
+    """Images as uploaded files, whatever their fields are called, and options as fields."""
+    try:
+        form = await request.form(max_files=settings.max_items, max_fields=64, max_part_size=_FORM_FIELD)
+    except HTTPException as error:
+        raise ServiceError(400, "bad_form", f"The form cannot be read: {error.detail}") from None
+    try:
+        items: list[Item] = []
+        options: dict[str, Any] = {}
+        for name, value in form.multi_items():
+            if isinstance(value, UploadFile):
+                items.append(Picture(await value.read()))
+            elif name == "tasks":
+                options.setdefault("tasks", []).append(value)
+            else:
+                options[name] = value
+        return _counted(items, settings), Options.model_validate(options)
+    except ValidationError as error:
+        raise _explained(error) from None
+    finally:
+        await form.close()

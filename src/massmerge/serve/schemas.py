@@ -1,0 +1,227 @@
+"""What goes over the wire, as the OpenAPI page shows it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_TEXT = "win a free prize now"
+
+
+class _Given(BaseModel):
+    """What a client sends; a key that is not known is an error, not silence."""
+
+    model_config = ConfigDict(extra="forbid", str_strip_whitespace=False)
+
+
+class TextInput(_Given):
+    """A text, or with `text_pair` a pair of texts."""
+
+    text: str
+    text_pair: str | None = None
+
+
+class ImageInput(_Given):
+    """An image: its file as base64, or as a data URL."""
+
+    image: str
+
+
+Input = str | TextInput | ImageInput
+
+
+class Options(_Given):
+    """How inputs are to be answered."""
+
+    task: str | None = Field(default=None, description="The task, if it is known: nothing is routed.")
+    tasks: list[str] | None = Field(
+        default=None, min_length=1, max_length=1000, description="Choose among these tasks only."
+    )
+    top_k: int = Field(default=3, ge=1, le=1000, description="How many labels to answer, the best included.")
+    route: Literal["input", "batch"] = Field(
+        default="input", description="Decide for each input, or once for all inputs of this request."
+    )
+    explain: bool = Field(default=False, description="Answer why: residuals, weights, heads, times.")
+
+
+class PredictRequest(Options):
+    """One input or several."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"inputs": _TEXT},
+                {"inputs": [_TEXT, {"text": "the team scored a late goal"}], "top_k": 1, "explain": True},
+                {"inputs": {"image": "data:image/png;base64,iVBORw0KGgo="}, "tasks": ["digits", "cars"]},
+            ]
+        }
+    )
+    inputs: Input | list[Input] = Field(description="A text, `{text}`, `{image}`, or a list of these.")
+
+
+class HuggingFaceParameters(_Given):
+    """Parameters of text and image classification."""
+
+    top_k: int | None = Field(default=None, ge=1, le=1000)
+    function_to_apply: Literal["softmax"] | None = Field(default=None, description="Scores are those of a softmax.")
+    task: str | None = None
+    tasks: list[str] | None = Field(default=None, min_length=1, max_length=1000)
+
+
+class HuggingFaceRequest(_Given):
+    """Text or image classification as Hugging Face's inference services take it."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"inputs": _TEXT}, {"inputs": [_TEXT], "parameters": {"top_k": 2}}]}
+    )
+    inputs: str | list[str] = Field(description="A text, or an image as base64; or a list of them.")
+    parameters: HuggingFaceParameters | None = None
+    options: dict[str, Any] | None = Field(default=None, description="Of the hosted service; they change nothing here.")
+
+
+class Error(BaseModel):
+    """What was wrong: a code for programs and a sentence for people."""
+
+    code: str = Field(examples=["too_large"])
+    message: str = Field(examples=["The body has more than 20,000,000 bytes."])
+
+
+class ErrorAnswer(BaseModel):
+    """The body of every answer that is not a success."""
+
+    error: Error
+
+
+class LabelScore(BaseModel):
+    """A label and its probability among the labels of its head."""
+
+    label: str
+    score: float
+
+
+class TaskLabelScore(LabelScore):
+    """A label of a task."""
+
+    task: str
+
+
+class Explanation(BaseModel):
+    """Why an input was answered as it was."""
+
+    residuals: dict[str, float] = Field(description="What remains of the activation, by task; the least is the best.")
+    weights: dict[str, float]
+    lift: float | None
+    agreement: float | None
+    site: str
+    heads: dict[str, list[LabelScore]] = Field(description="The best labels of each task of the selected set.")
+    timings: dict[str, float] = Field(description="Milliseconds of its batch, and of its wait.")
+    batch_size: int
+
+
+class PredictionAnswer(BaseModel):
+    """The answer to one input; `task` is null where no task fits, or where there is an error."""
+
+    task: str | None
+    label: str | None
+    score: float | None
+    alternatives: list[TaskLabelScore]
+    selected: list[str]
+    error: Error | None
+    explain: Explanation | None
+
+
+class PredictAnswer(BaseModel):
+    """The answers, in the order of the inputs."""
+
+    request_id: str
+    model: str
+    predictions: list[PredictionAnswer]
+
+
+class TaskAnswer(BaseModel):
+    """A task of the bundle."""
+
+    name: str
+    labels: list[str] | None
+    bytes: int
+    form: str
+    rank: list[int] = Field(description="The lowest and the highest rank of its factors.")
+    energy: float
+
+
+class TasksAnswer(BaseModel):
+    """The tasks, in order."""
+
+    model: str
+    tasks: list[TaskAnswer]
+
+
+class BundleAnswer(BaseModel):
+    """What the bundle holds."""
+
+    name: str
+    kind: Literal["text", "image"]
+    base: dict[str, Any]
+    tasks: list[TaskAnswer]
+    sizes: dict[str, int]
+    ratio: float
+    similarity: list[list[float]] = Field(description="Cosines of the tasks' deltas, in the order of the tasks.")
+    examples: list[dict[str, str]]
+    router: dict[str, Any]
+    limits: dict[str, float]
+    versions: dict[str, str]
+
+
+class ModelEntry(BaseModel):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    kind: Literal["text", "image"]
+    tasks: list[str]
+
+
+class ModelsAnswer(BaseModel):
+    """The models: there is one."""
+
+    object: Literal["list"]
+    data: list[ModelEntry]
+
+
+class Minute(BaseModel):
+    """What was answered in one minute."""
+
+    minute: str
+    tasks: dict[str, int]
+    abstentions: int
+    errors: int
+
+
+class TrafficAnswer(BaseModel):
+    """What was answered since the start, and minute by minute."""
+
+    since: str
+    seconds: float
+    tasks: dict[str, int]
+    abstentions: int
+    errors: int
+    recent: list[Minute]
+    latency_ms: dict[str, float | None] = Field(description="Quantiles over the last thousand requests.")
+    queue: dict[str, int]
+
+
+class StateAnswer(BaseModel):
+    """How the service is."""
+
+    status: str
+
+
+class ReloadAnswer(BaseModel):
+    """The bundle that is served now."""
+
+    model: str
+    tasks: list[str]
+    seconds: float

@@ -1,0 +1,72 @@
+"""What a service is told: where it listens, how it batches, what it refuses."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from massmerge.errors import InputError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that `mass serve` can be told; the defaults are those of the command."""
+
+    bundle: Path
+    name: str | None = None
+    """What the model is called in answers; the bundle's folder by default."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    device: str = "auto"
+    cache: str = "0"
+    router: str | None = None
+    threads: int | None = None
+    """Threads of torch; as many as torch takes by default."""
+    batch_size: int = 32
+    batch_wait: float = 3.0
+    """Milliseconds that the first input of a batch waits for others."""
+    queue: int = 512
+    """Inputs that may wait; a request beyond that is refused at once."""
+    timeout: float = 30.0
+    """Seconds from a request's first byte to its answer."""
+    max_requests: int = 256
+    """Requests under way at once, but for probes and metrics."""
+    max_body: int = 20_000_000
+    max_items: int = 128
+    max_text: int = 100_000
+    """Characters of one text."""
+    max_pixels: int = 25_000_000
+    api_key: bytes | None = None
+    cors_origins: tuple[str, ...] = ()
+    examples: Path | None = None
+    log_format: Literal["text", "json"] = "text"
+
+    @property
+    def model_name(self) -> str:
+        """What the model is called in answers."""
+        return self.name or self.bundle.resolve().name
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only this machine can reach the service."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def read_api_key(path: Path) -> bytes:
+    """The key in a file, without the space around it.
+
+    Raises:
+        InputError: the file cannot be read, or holds no key that a header can carry.
+    """
+    try:
+        key = path.read_bytes().strip()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}).") from None
+    if len(key) < 16 or not all(33 <= byte <= 126 for byte in key):
+        raise InputError(f"{path}: a key is one word of 16 or more ASCII characters. `openssl rand -hex 32` makes one.")
+    return key
