@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 
-from massmerge.answers import Answer, Prediction, Routing
+from massmerge.answers import Answer, Generation, Prediction, Routing
 from massmerge.bundle import Bundle
 from massmerge.errors import InputError, MassError, Problem
 from massmerge.evaluation.evaluate import evaluate
@@ -15,6 +15,6 @@ from massmerge.prepare import make_plan
 from massmerge.recipe import Recipe
 
 __all__ = [
-    "Answer", "Bundle", "Evaluation", "InputError", "MassError", "Model", "Plan", "Prediction", "Problem", "Recipe",
-    "Routing", "Suite", "__version__", "evaluate", "load", "make_plan", "merge",
+    "Answer", "Bundle", "Evaluation", "Generation", "InputError", "MassError", "Model", "Plan", "Prediction", "Problem",
+    "Recipe", "Routing", "Suite", "__version__", "evaluate", "load", "make_plan", "merge",
 ]  # fmt: skip

@@ -69,6 +69,28 @@ class Prediction:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Generation:
+    """What was written in answer to one prompt."""
+
+    task: str | None
+    """The best task of the selected set; None where the model abstained, or the prompt could not be read."""
+    text: str | None = None
+    """None without a tokenizer too, for prompts that were ready tensors."""
+    tokens: list[int] = field(default_factory=list)
+    """The text as the model wrote it, without the prompt and without padding."""
+    alternatives: list[str] = field(default_factory=list)
+    """The other texts, where `num_return_sequences` asks for several."""
+    routing: Routing | None = None
+    timings: dict[str, float] = field(default_factory=dict)
+    """Milliseconds of its batch: first pass, routing, generation; and the size of the batch."""
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The generation as plain data."""
+        return asdict(self)
+
+
 def rank_answers(
     logits: dict[str, Tensor],
     labels: dict[str, tuple[str, ...]],

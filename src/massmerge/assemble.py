@@ -11,7 +11,7 @@ import torch
 
 import massmerge
 from massmerge.base_model import base_sha256
-from massmerge.bundle import BASE_WEIGHTS, FIXED, STATISTICS, write_manifest
+from massmerge.bundle import BASE_WEIGHTS, FIXED, GENERATION_CONFIG, STATISTICS, write_manifest
 from massmerge.card import bundle_card, checkpoint_card
 from massmerge.checkpoints import Source
 from massmerge.deltas import finite
@@ -38,6 +38,8 @@ def assemble_bundle(prepared: Prepared, work: WorkFolder, fingerprint: str) -> N
     _write_config(prepared, out / "base")
     if recipe.merge.base == "copy":
         _write_base(prepared, out / BASE_WEIGHTS)
+    if prepared.base_head is not None:
+        write_head(out / "base", prepared.base_head)
     _copy_processor(prepared, out / "processor")
     for position, task in enumerate(recipe.tasks):
         folder = out / "tasks" / task.name
@@ -94,6 +96,9 @@ def _write_config(prepared: Prepared, folder: Path) -> None:
     config = json.loads(skeleton.config.to_json_string(use_diff=False)) | {"architectures": [skeleton.class_name]}
     config.pop("_name_or_path", None)
     write_json(folder / "config.json", config)
+    generation = prepared.base.source.file(GENERATION_CONFIG)
+    if generation is not None:
+        shutil.copyfile(generation, folder / GENERATION_CONFIG)
 
 
 def _write_base(prepared: Prepared, path: Path) -> None:

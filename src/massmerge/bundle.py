@@ -23,6 +23,7 @@ STATISTICS = "statistics.safetensors"
 FIXED = "fixed.safetensors"
 ROUTER = "router.safetensors"
 BASE_WEIGHTS = "base/model.safetensors"
+GENERATION_CONFIG = "generation_config.json"
 _CHUNK = 1 << 20
 _LOADED = ("base", "processor", "tasks")
 
@@ -251,7 +252,7 @@ class Bundle:
     def head_bytes(self) -> int:
         """Bytes of heads and label names, which no budget counts."""
         heads = [f"tasks/{t.name}/{part}" for t in self.tasks for part in ("head/", "labels.json")]
-        return sum(self.bytes_of(prefix) for prefix in heads)
+        return sum(self.bytes_of(prefix) for prefix in (*heads, "base/head/"))
 
     @property
     def counted_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""A small example made on the spot: a base, two full experts and an adapter, with a recipe.
+"""Small examples made on the spot, each with a recipe: a BERT with three experts, and a T5 with two experts that write.
 
 The weights are random and the updates have the falling spectrum that fine-tuning gives; it shows the tool, not accuracy.
 """
@@ -10,7 +10,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizerFast
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    BertTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from massmerge.tensorfile import write_tensors
 
@@ -43,6 +50,7 @@ tasks:
 merge:
   budget: 2.0                # at most twice the bytes of the base, heads not counted
 """
+_WRITERS = ("question", "summary")
 
 
 def make_example(folder: Path) -> Path:
@@ -63,12 +71,39 @@ def make_example(folder: Path) -> Path:
     return recipe
 
 
-def _write_tokenizer(folder: Path) -> None:
+def make_writing_example(folder: Path) -> Path:
+    """Write an example that generates, a T5 and two full experts, to a folder; returns the recipe's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    seeds = torch.Generator().manual_seed(7)
+    config = T5Config(vocab_size=112, d_model=64, d_ff=128, d_kv=16, num_layers=2, num_heads=4, pad_token_id=0,
+                      eos_token_id=3, decoder_start_token_id=0)  # fmt: skip
+    base = T5ForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, parameter in base.named_parameters():
+            # Scales near 1, and an embedding that differs from word to word: what is written then depends on the prompt.
+            start = 1.0 if parameter.ndim == 1 else 0.0
+            size = 1.0 if name == "shared.weight" else 0.3
+            parameter.copy_(start + torch.randn(parameter.shape, generator=seeds) * size)
+    base.save_pretrained(folder / "base")
+    _write_tokenizer(folder / "base", model_input_names=["input_ids", "attention_mask"])
+    for task in _WRITERS:
+        expert = T5ForConditionalGeneration(config)
+        with torch.no_grad():
+            for name, parameter in expert.named_parameters():
+                parameter.copy_(base.get_parameter(name) + _update(parameter.shape, seeds))
+        expert.save_pretrained(folder / task)
+    tasks = "".join(f"  - name: {task}\n    expert: {task}\n" for task in _WRITERS)
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(f"base: base\ntasks:\n{tasks}", encoding="utf-8")
+    return recipe
+
+
+def _write_tokenizer(folder: Path, **options: object) -> None:
     """A tokenizer of letters, letter pairs and a few words, so that any English text has tokens."""
     letters = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-"
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_WORDS.split(), *letters, *(f"##{c}" for c in letters)]
     (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
-    BertTokenizerFast(vocab=str(folder / "vocab.txt"), model_max_length=512).save_pretrained(folder)
+    BertTokenizerFast(vocab=str(folder / "vocab.txt"), model_max_length=512, **options).save_pretrained(folder)
 
 
 def _update(shape: torch.Size, seeds: torch.Generator) -> Tensor:

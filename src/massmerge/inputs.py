@@ -59,8 +59,8 @@ class InputReader:
             return {"pixel_values": self._pixels(item)}
         return self._tokens(item)
 
-    def batch(self, rows: list[Row]) -> dict[str, Tensor]:
-        """Rows as one batch; text is padded to the longest on the right."""
+    def batch(self, rows: list[Row], *, left: bool = False) -> dict[str, Tensor]:
+        """Rows as one batch; text is padded to the longest on the right, or on the left for those who write on from it."""
         if self.image:
             pixels = [row["pixel_values"] for row in rows]
             sizes = {f"{p.shape[2]}×{p.shape[1]}" for p in pixels}
@@ -75,7 +75,10 @@ class InputReader:
         fill = {"input_ids": pad}
         names = dict.fromkeys(name for row in rows for name in row)
         none = torch.zeros(0, dtype=torch.long)  # e.g. ready tensors without token types beside text that has them
-        return {n: torch.stack([_padded(row.get(n, none), longest, fill.get(n, 0)) for row in rows]) for n in names}
+        return {
+            n: torch.stack([_padded(row.get(n, none), longest, fill.get(n, 0), left=left) for row in rows])
+            for n in names
+        }
 
     def _ready(self, row: Row) -> Row:
         wanted = "pixel_values" if self.image else "input_ids"
@@ -91,7 +94,7 @@ class InputReader:
 
     def _refuse_tokens(self, row: Row) -> None:
         """Refuse what the backbone would fail on, or take for something else."""
-        ids, limit = row["input_ids"], _positions(self._config)
+        ids, limit = row["input_ids"], positions(self._config)
         if ids.ndim != 1 or ids.dtype not in (torch.int64, torch.int32) or ids.numel() == 0:
             raise InputError(
                 f"input_ids must be whole numbers of shape (tokens,); these are {ids.dtype} {tuple(ids.shape)}."
@@ -125,7 +128,7 @@ class InputReader:
         if any("\ud800" <= char <= "\udfff" for text in texts for char in text):
             raise InputError("the text holds bytes that are not UTF-8. Read it in its own encoding.")
         tokenizer = self.processor
-        limit = min(tokenizer.model_max_length, _positions(self._config))
+        limit = min(tokenizer.model_max_length, positions(self._config))
         with self._lock:
             encoded = tokenizer(*texts, truncation=True, max_length=limit)
             row = {k: torch.tensor(v) for k, v in encoded.items() if isinstance(v, list)}
@@ -136,6 +139,11 @@ class InputReader:
         if row["input_ids"].numel() == 0:
             raise InputError("the tokenizer finds no token in this text.")
         return {k: v.long() for k, v in row.items()}
+
+    @property
+    def has_processor(self) -> bool:
+        """Whether the bundle has a tokenizer or image processor."""
+        return self._folder.is_dir()
 
     @property
     def processor(self) -> Any:
@@ -216,11 +224,12 @@ def _open_image(item: Any) -> Image.Image:
         raise InputError(f"{where}not an image that can be read ({error}).") from None
 
 
-def _padded(values: Tensor, length: int, fill: int) -> Tensor:
-    return torch.nn.functional.pad(values, (0, length - values.shape[0]), value=fill)
+def _padded(values: Tensor, length: int, fill: int, *, left: bool) -> Tensor:
+    room = length - values.shape[0]
+    return torch.nn.functional.pad(values, (room, 0) if left else (0, room), value=fill)
 
 
-def _positions(config: PretrainedConfig) -> int:
+def positions(config: PretrainedConfig) -> int:
     """How many tokens the backbone has positions for; RoBERTa's start behind its padding token."""
     count = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     if count is None:

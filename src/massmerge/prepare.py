@@ -23,7 +23,7 @@ from massmerge.checkpoints import (
 )
 from massmerge.checkpoints.experts import task_skeleton
 from massmerge.errors import InputError, Problem, problems_error
-from massmerge.heads import HeadSource, find_head
+from massmerge.heads import HeadSource, find_base_head, find_head
 from massmerge.plan import Plan, Sizes, TaskPlan, TensorPlan, merge_seconds, peak_memory
 from massmerge.ranks import MatrixSize, core_bytes, factor_bytes, ranks_by_budget, ranks_by_rule
 from massmerge.recipe import Recipe
@@ -43,6 +43,8 @@ class Prepared:
     experts: dict[str, Expert]
     heads: dict[str, HeadSource]
     processor: dict[str, Path]
+    base_head: HeadSource | None
+    """The base's language head, where a task has none of its own."""
     plan: Plan = field(init=False)
 
 
@@ -105,7 +107,8 @@ def prepare(recipe: Recipe, folder: Path, *, download: bool, workers: int = 2) -
     processor = attempt("processor", lambda: _processor_files(recipe, folder, base.source, download=download)) or {}
     problems += _label_problems(recipe, heads)
     attempt("router.site", partial(_check_sites, recipe, base))
-    prepared = Prepared(recipe, folder, base, experts, heads, processor)
+    base_head = find_base_head(base, heads.values())
+    prepared = Prepared(recipe, folder, base, experts, heads, processor, base_head)
     prepared.plan = _plan(prepared, problems, workers)
     return prepared
 
@@ -177,7 +180,7 @@ def _plan(prepared: Prepared, problems: list[Problem], workers: int) -> Plan:
     ]
     factors = {t: sum(factor_bytes(x, ranks[x.name][i]) for x in sizes_of) for i, t in enumerate(order)}
     cores = sum(core_bytes(x, ranks[x.name]) for x in sizes_of) if fixed else 0
-    head_bytes = sum(head.nbytes for head in prepared.heads.values())
+    head_bytes = sum(head.nbytes for head in (*prepared.heads.values(), prepared.base_head) if head is not None)
     sizes = Sizes(base_bytes, sum(factors.values()), whole_bytes, cores, rest, head_bytes)
     if recipe.merge.method != "mass":
         sizes = Sizes(base_bytes, 0, 0, 0, rest, 0)

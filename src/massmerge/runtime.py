@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,7 @@ from massmerge.bundle import ROUTER, Bundle
 from massmerge.checkpoints.skeleton import Skeleton
 from massmerge.decision import CloserLook, Router
 from massmerge.errors import InputError
+from massmerge.heads.language import LanguageModels
 from massmerge.heads.runtime import Head, ShellHead, load_head
 from massmerge.inputs import InputReader, Row
 from massmerge.recipe import Recipe
@@ -45,6 +47,7 @@ _KNOWN_SETS = 256  # sets whose small cores and norms are kept at hand
 class Runtime:
     """The parts of a loaded bundle."""
 
+    path: Path
     recipe: Recipe
     tasks: list[str]
     labels: dict[str, tuple[str, ...]]
@@ -69,11 +72,16 @@ class Runtime:
         """K: heads that were trained apart do not share a scale, so by default one task is chosen."""
         return 1 if self.recipe.router.top_k == "auto" else int(self.recipe.router.top_k)
 
-    def batch(self, rows: list[Row]) -> dict[str, Tensor]:
-        """Rows as one batch, where the backbone is."""
+    @cached_property
+    def language_models(self) -> LanguageModels:
+        """The language model of each set, for bases that generate."""
+        return LanguageModels(self.base, self.second_pass, self.path, self.tasks)
+
+    def batch(self, rows: list[Row], *, left: bool = False) -> dict[str, Tensor]:
+        """Rows as one batch, where the backbone is; padded on the left if that is wanted."""
         if self.watch is not None:
             self.watch.refuse_damage()
-        return {name: tensor.to(self.base.device) for name, tensor in self.reader.batch(rows).items()}
+        return {name: tensor.to(self.base.device) for name, tensor in self.reader.batch(rows, left=left).items()}
 
     def changes(self, tasks: tuple[int, ...]) -> SetChanges:
         """The changes of a set, made once."""
@@ -188,6 +196,7 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
         path / "processor", base.config, image=image, attempt=attempt, seen=probe[base.main_input_name].shape[1:]
     )
     return Runtime(
+        path,
         recipe,
         tensors.names,
         {task.name: task.labels for task in bundle.tasks if task.labels is not None},

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from massmerge.checkpoints.backbone import Base, infer_task_model, load_config, split
+from massmerge.checkpoints.backbone import Base, infer_task_model, language_class, load_config, split
 from massmerge.checkpoints.experts import HeadParts, LowRank
 from massmerge.checkpoints.skeleton import Reading, Skeleton, Slot, build, untie_output
 from massmerge.checkpoints.sources import Source
@@ -128,7 +128,10 @@ def open_adapter(source: Source, base: Base) -> AdapterExpert:
         raise InputError(f"{source.text}: holds no LoRA matrices.")
     head = {name: readings[name] for name in parts.head if name in readings}
     absent = [name for name in parts.head if name not in readings]
-    warnings = [f"its head is not in the adapter (modules_to_save):{listing(absent)}"] if absent else []
+    # A language head that no adapter saved is the base's.
+    writes = skeleton.class_name == language_class(base.skeleton.config)
+    lost = absent and not writes
+    warnings = [f"its head is not in the adapter (modules_to_save):{listing(absent)}"] if lost else []
     inside = {parts.backbone[name]: r for name, r in readings.items() if name in parts.backbone}
     found = HeadParts(skeleton, store, head) if head and not absent else None
     return AdapterExpert(source, skeleton, store, pairs, inside, found, base, warnings)

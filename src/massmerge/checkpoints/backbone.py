@@ -70,6 +70,20 @@ class Split:
     """Tensors inside the backbone that the base's class does not have: an expert with more layers, say."""
 
 
+def language_class(config: PretrainedConfig) -> str | None:
+    """The class that generates text with such a backbone; none for encoders and for what reads no text."""
+    kind = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        names = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    # Encoders such as BERT have a class that generates too, for those trained as decoders.
+    elif kind in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
+        return None
+    else:
+        names = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    name = names.get(kind)
+    return name if isinstance(name, str) else None
+
+
 def load_config(source: Source) -> PretrainedConfig:
     """The configuration of a Hugging Face folder."""
     path = source.file("config.json")

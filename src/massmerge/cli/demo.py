@@ -22,18 +22,21 @@ from massmerge.errors import InputError
 @click.option(
     "--tiny", is_flag=True, help="Make a tiny base and three experts with random weights on the spot instead."
 )
+@click.option("--generate", "writes", is_flag=True, help="With --tiny: a T5 and two experts that write text.")
 @verb
-def demo(folder: str | None, vision: bool, tiny: bool, as_json: bool, quiet: bool) -> None:
+def demo(folder: str | None, vision: bool, tiny: bool, writes: bool, as_json: bool, quiet: bool) -> None:
     """Show what mass does: merge real experts, evaluate the bundle, explain answers (a minute).
 
     Five experts of one small text model come with mass. Everything stays in the folder, to be played with.
     """
     if vision and tiny:
         raise InputError("--vision and --tiny are two demos. Choose one.")
+    if writes and not tiny:
+        raise InputError("--generate is for --tiny: no experts that write come with mass.")
     began = time.perf_counter()
     if tiny:
         place = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="mass-demo-"))
-        found: dict[str, Any] = show_tiny(place, quiet=quiet or as_json)
+        found: dict[str, Any] = show_tiny(place, writes=writes, quiet=quiet or as_json)
     else:
         # The libraries behind these take seconds to load, which the other verbs should not pay for.
         from massmerge.demo import make_text_demo, make_vision_demo

@@ -7,14 +7,16 @@ from pathlib import Path
 import click
 
 from massmerge.demo.folder import open_folder
-from massmerge.example import make_example
+from massmerge.example import make_example, make_writing_example
 
 _TEXTS = ("free prize, call now", "the team won the match")
+_SHORT = ("--max-new-tokens", "8")
 
 
-def show_tiny(place: Path, *, quiet: bool) -> dict[str, str]:
-    """Make the example in a folder and run the verbs on it; returns where everything is."""
+def show_tiny(place: Path, *, writes: bool, quiet: bool) -> dict[str, str]:
+    """Make the example in a folder, or the one that writes, and run the verbs on it; returns where everything is."""
     from massmerge.cli.explain import explain
+    from massmerge.cli.generate import generate
     from massmerge.cli.inspect import inspect
     from massmerge.cli.merge import merge
     from massmerge.cli.plan import plan
@@ -22,8 +24,10 @@ def show_tiny(place: Path, *, quiet: bool) -> dict[str, str]:
     from massmerge.cli.verify import verify
 
     open_folder(place, "tiny")
-    _say(quiet, f"Making a small BERT and three experts of it in {place}: two full fine-tunes and a LoRA adapter.")
-    recipe = make_example(place)
+    made = "T5 and two full experts of it" if writes else "BERT and three experts of it"
+    what = "" if writes else ": two full fine-tunes and a LoRA adapter"
+    _say(quiet, f"Making a small {made} in {place}{what}.")
+    recipe = (make_writing_example if writes else make_example)(place)
     _say(quiet, recipe.read_text().rstrip())
     steps: tuple[tuple[click.Command, list[str], list[str]], ...] = (
         (plan, ["plan", "recipe.yaml"], [str(recipe)]),
@@ -32,8 +36,12 @@ def show_tiny(place: Path, *, quiet: bool) -> dict[str, str]:
         (verify, ["verify", "out/", "--experts"], [str(place / "out"), "--experts", "--folder", str(place)]),
     )
     steps += (
-        (predict, ["predict", "out/", *map(repr, _TEXTS)], [str(place / "out"), *_TEXTS]),
-        (explain, ["explain", "out/", repr(_TEXTS[0])], [str(place / "out"), _TEXTS[0]]),
+        ((generate, ["generate", "out/", *map(repr, _TEXTS), *_SHORT], [str(place / "out"), *_TEXTS, *_SHORT]),)
+        if writes
+        else (
+            (predict, ["predict", "out/", *map(repr, _TEXTS)], [str(place / "out"), *_TEXTS]),
+            (explain, ["explain", "out/", repr(_TEXTS[0])], [str(place / "out"), _TEXTS[0]]),
+        )
     )
     for command, shown, arguments in steps:
         _say(quiet, click.style(f"$ mass {' '.join(shown)}", fg="cyan", bold=True))

@@ -12,6 +12,7 @@ from massmerge.cli.calibrate import calibrate
 from massmerge.cli.demo import demo
 from massmerge.cli.eval import eval_
 from massmerge.cli.explain import explain
+from massmerge.cli.generate import generate
 from massmerge.cli.inspect import inspect
 from massmerge.cli.merge import merge
 from massmerge.cli.plan import plan
@@ -37,5 +38,18 @@ def main() -> None:
     logging.disable_progress_bar()
 
 
-for verb in (plan, merge, predict, explain, inspect, verify, calibrate, eval_, study, serve, demo):
+for verb in (
+    plan,
+    merge,
+    predict,
+    generate,
+    explain,
+    inspect,
+    verify,
+    calibrate,
+    eval_,
+    study,
+    serve,
+    demo,
+):
     main.add_command(verb)

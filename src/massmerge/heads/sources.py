@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,7 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from massmerge.checkpoints import Expert, HeadParts
+from massmerge.checkpoints import Base, Expert, HeadParts
+from massmerge.checkpoints.backbone import language_class, split
+from massmerge.checkpoints.skeleton import build, untie_output
 from massmerge.checkpoints.stores import Store, open_file
 from massmerge.errors import InputError
 from massmerge.recipe import LinearHead, TaskRecipe
@@ -60,6 +63,22 @@ def find_head(task: TaskRecipe, expert: Expert, folder: Path, features: int | No
     _refuse_label_count(labels, size)
     nbytes = sum(r.info.nbytes for r in parts.readings.values())
     return HeadSource("shell", parts.skeleton.class_name, labels, nbytes, parts)
+
+
+def find_base_head(base: Base, heads: Iterable[HeadSource]) -> HeadSource | None:
+    """The base's own language head, where a task writes with it: adapters seldom save one.
+
+    None where every task has a head, the base generates nothing, or its output layer is tied to its embeddings.
+    """
+    name = language_class(base.skeleton.config)
+    if name is None or all(head.kind != "none" for head in heads):
+        return None
+    skeleton = untie_output(build(base.skeleton.config, name), base.store.infos)
+    readings, wanted = skeleton.match(base.store.infos).readings, split(skeleton, base.skeleton).head
+    if not wanted or any(n not in readings for n in wanted):
+        return None
+    parts = HeadParts(skeleton, base.store, {n: readings[n] for n in wanted})
+    return HeadSource("shell", name, None, sum(r.info.nbytes for r in parts.readings.values()), parts)
 
 
 def _linear_head(task: TaskRecipe, head: LinearHead, folder: Path, features: int | None) -> HeadSource:

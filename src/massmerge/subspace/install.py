@@ -74,6 +74,10 @@ class SecondPass:
         device = next(v.device for v in inputs.values() if isinstance(v, Tensor))
         return join_rows(run_parts(run, parts_of(segments.batch, device)))
 
+    def of(self, changes: SetChanges) -> nn.Module:
+        """The backbone for one set only, where its parts are wanted: each part is called by itself, inside `running`."""
+        return self.model.of(changes) if isinstance(self.model, PerSegment) else self.model
+
     def layers(self) -> dict[str, SubspaceLinear]:
         """The linear layers that add an update, by path; those inside copies of a set are not among them."""
         return {path: m for path, m in self.model.named_modules() if isinstance(m, SubspaceLinear)}

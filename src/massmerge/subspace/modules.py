@@ -258,10 +258,11 @@ class PerSegment(nn.Module):
             here = take_rows(args, rows, segments.batch)
             named = {k: take_rows(v, rows, segments.batch) for k, v in kwargs.items()}
             with running(Segments((Segment(part.changes, 0, count),), count)):
-                results.append(self._of(part.changes)(*here, **named))
+                results.append(self.of(part.changes)(*here, **named))
         return join_rows(results)
 
-    def _of(self, changes: SetChanges) -> nn.Module:
+    def of(self, changes: SetChanges) -> nn.Module:
+        """The copy of a set."""
         with self._lock:
             found = changes.modules.get(id(self))
             if found is None:

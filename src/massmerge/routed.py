@@ -1,0 +1,185 @@
+"""What every answer begins with: inputs are read, routed one by one or together, and grouped by selected set."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from pydantic import ValidationError
+from torch import Tensor
+
+from massmerge.answers import Routing
+from massmerge.decision import Choice, decide
+from massmerge.errors import InputError
+from massmerge.inputs import Row
+from massmerge.recipe import Unknown
+from massmerge.routing import Site
+from massmerge.runtime import Runtime
+from massmerge.subspace.updates import SetChanges
+
+_BATCH_PROBES = 4  # inputs that decide for a whole batch of one task
+
+
+class Routed:
+    """A loaded bundle as far as the selected set of each input."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the tasks, in order."""
+        return list(self._runtime.tasks)
+
+    @property
+    def labels(self) -> dict[str, tuple[str, ...]]:
+        """Label names of each task that has a head."""
+        return dict(self._runtime.labels)
+
+    @property
+    def shared_labels(self) -> list[list[str]]:
+        """Groups of `task/label` that mean the same thing, as the recipe declares them."""
+        return self._runtime.recipe.shared_labels
+
+    @property
+    def voters(self) -> list[str]:
+        """The sites and tokens that decide, such as `M0.mean`."""
+        return [voter.name for voter in self._runtime.voters]
+
+    @property
+    def sites(self) -> list[Site]:
+        """Every place where inputs can be routed, in the order of a forward pass."""
+        return list(self._runtime.sites)
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether inputs are images; text otherwise."""
+        return self._runtime.reader.image
+
+    def _allowed(self, task: str | Sequence[str] | None) -> list[int]:
+        """Positions of the tasks that may be chosen."""
+        if task is None:
+            return list(range(len(self.tasks)))
+        names = [task] if isinstance(task, str) else list(task)
+        unknown = [name for name in names if name not in self.tasks]
+        if unknown or not names:
+            wrong = f"no task {', '.join(map(repr, unknown))}" if unknown else "an empty list of tasks"
+            raise InputError(f"{wrong}. There are {', '.join(self.tasks)}.")
+        return [i for i, name in enumerate(self.tasks) if name in names]
+
+    def _limits(self, unknown: Unknown | dict[str, float] | None) -> Unknown:
+        """When to abstain: as the call says, else as the recipe does."""
+        if unknown is None:
+            return self._runtime.recipe.unknown
+        try:
+            return Unknown.model_validate(unknown)
+        except ValidationError as error:
+            faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise InputError(f"unknown: {faults}. It takes lift (from 0) and agreement (0 to 1).") from None
+
+    def _batches(
+        self, inputs: Iterable[Any], size: int, on_error: str, read: Callable[[Any], Row] | None = None
+    ) -> Iterator[list[Row | InputError]]:
+        """Rows of tensors, in batches; with `row`, the error itself where an input cannot be read."""
+        items, read = iter(inputs), read or self._runtime.reader.row
+        while chunk := list(islice(items, size)):
+            rows: list[Row | InputError] = []
+            for item in chunk:
+                try:
+                    if isinstance(item, Exception):
+                        raise item
+                    rows.append(read(item))
+                except InputError as error:
+                    if on_error == "raise":
+                        raise
+                    rows.append(error)
+            yield rows
+
+    def _readable(self, inputs: Iterable[Any], size: int) -> Iterator[list[Row]]:
+        """Rows of tensors, in batches; an input that cannot be read is an error."""
+        for rows in self._batches(inputs, size, "raise"):
+            yield [row for row in rows if not isinstance(row, InputError)]
+
+    def _routings_of(
+        self, batch: dict[str, Tensor], allowed: list[int], route: str, unknown: Unknown
+    ) -> tuple[list[Routing], dict[str, float]]:
+        """Routings of a batch and what they took; a known task needs no first pass."""
+        count = next(iter(batch.values())).shape[0]
+        if len(allowed) == 1:
+            name = self.tasks[allowed[0]]
+            return [Routing({}, {name: 1.0}, [name], "none: the task was given")] * count, {}
+        probes = batch if route == "input" else {k: v[:_BATCH_PROBES] for k, v in batch.items()}
+        routings, timings = self._routed(probes, allowed, unknown, shared=route != "input")
+        return (routings if route == "input" else routings * count), timings
+
+    def _routed(
+        self, batch: dict[str, Tensor], allowed: list[int], unknown: Unknown, *, shared: bool = False
+    ) -> tuple[list[Routing], dict[str, float]]:
+        """Routings by the first look, and by the closer one where that is not sure; what they took."""
+        runtime, options = self._runtime, self._runtime.recipe.router
+        choice = Choice(self.tasks, allowed, options, runtime.top_k, unknown)
+        began = time.perf_counter()
+        activations = runtime.first_pass(batch)
+        timings = {"first pass": milliseconds(began)}
+        began = time.perf_counter()
+        routings = decide(activations, runtime.voters, runtime.routers, choice, shared=shared)
+        timings["routing"] = milliseconds(began)
+        closer = runtime.closer
+        unsure = [i for i, r in enumerate(routings) if r.margin is not None and r.margin < options.unsure]
+        if closer is None or not unsure:
+            return routings, timings
+        began = time.perf_counter()
+        activations = closer.first_pass(batch if shared else {k: v[torch.tensor(unsure)] for k, v in batch.items()})
+        timings["first pass"] += milliseconds(began)
+        began = time.perf_counter()
+        again = decide(activations, closer.voters, closer.routers, choice, shared=shared)
+        timings["routing"] += milliseconds(began)
+        for i, routing in zip(unsure, again, strict=True):
+            routings[i] = routing
+        return routings, timings
+
+    def _groups(self, routings: list[Routing]) -> list[tuple[SetChanges, list[int]]]:
+        """The selected sets, each with the positions of the inputs that it was selected for; weighted ones stand alone."""
+        weighted = self._runtime.recipe.answer.merge == "weighted"
+        members: dict[tuple[tuple[int, ...], int], list[int]] = {}
+        for i, routing in enumerate(routings):
+            tasks = tuple(sorted(self._runtime.tasks.index(t) for t in routing.selected))
+            members.setdefault((tasks, i if weighted and len(tasks) > 1 else -1), []).append(i)
+        return [
+            (self._changes(key[0], routings[found[0]], weighted), found)
+            for key, found in sorted(members.items())
+            if key[0]
+        ]
+
+    def _changes(self, tasks: tuple[int, ...], routing: Routing, weighted: bool) -> SetChanges:
+        if weighted and len(tasks) > 1:
+            weights = [routing.weights[self.tasks[t]] for t in tasks]
+            return self._runtime.make_changes(tasks, weights)
+        return self._runtime.changes(tasks)
+
+
+def several(inputs: Any) -> Iterable[Any]:
+    """One input as a list of one; a pair of strings given alone is two inputs, not a pair."""
+    if isinstance(
+        inputs, Mapping
+    ):  # ready tensors; a tokenizer or image processor gives those of several inputs together
+        tensors = {name: torch.as_tensor(value) for name, value in inputs.items()}
+        several = {"input_ids": 2, "pixel_values": 4}
+        if any(tensor.ndim == several.get(name) for name, tensor in tensors.items()):
+            return [dict(zip(tensors, row, strict=True)) for row in zip(*tensors.values(), strict=True)]
+        return [inputs]
+    if isinstance(inputs, Tensor | np.ndarray):
+        return [inputs] if inputs.ndim in (0, 2, 3) else list(inputs)
+    single = isinstance(inputs, str | bytes | Path | Image.Image) or not isinstance(inputs, Iterable)
+    return [inputs] if single else inputs
+
+
+def milliseconds(began: float) -> float:
+    """Time since a moment of `time.perf_counter`."""
+    return round((time.perf_counter() - began) * 1000, 3)

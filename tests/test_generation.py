@@ -1,0 +1,318 @@
+"""Generation: against dense checkpoints of each set, routed on the prompt, in mixed batches, as a stream."""
+
+import json
+import threading
+
+import pytest
+import torch
+import transformers as tf
+from click.testing import CliRunner
+
+import massmerge
+from massmerge import InputError
+from massmerge.cli.main import main
+from massmerge.example import make_writing_example
+from models import FAMILIES, backbone_of, dense_changes, family_bundle, rows_of, text_bundle, with_options, write_recipe
+from naive import tsv_merge
+
+CLASSES = {"t5": tf.T5ForConditionalGeneration, "gpt2": tf.GPT2LMHeadModel, "llama": tf.LlamaForCausalLM}
+KINDS = ["t5", "t5 untied", "gpt2", "llama untied"]
+NEW = 6
+
+
+def make_model(kind: str) -> tf.PreTrainedModel:
+    name, _, untied = kind.partition(" ")
+    config = FAMILIES[name].make_config(tie_word_embeddings=not untied)
+    model = CLASSES[name](config).eval()
+    if untied and name == "t5":  # as in version 1.1, whose class would tie it all the same
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    return model
+
+
+def shifted(model: tf.PreTrainedModel, seed: int, scale: float) -> tf.PreTrainedModel:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
+    return model
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory):
+    """A bundle of three writers a kind, made once."""
+    made = {}
+
+    def bundle(kind: str):
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind.replace(" ", "-"))
+            base = shifted(make_model(kind), 1, 0.3)
+            base.save_pretrained(folder / "base")
+            for seed, task in enumerate("abc"):
+                expert = make_model(kind)
+                expert.load_state_dict(base.state_dict())
+                shifted(expert, 10 + seed, 0.1).save_pretrained(folder / task)
+            massmerge.merge(write_recipe(folder, list("abc"), rank=8), folder / "bundle")
+            made[kind] = folder / "bundle"
+        return made[kind]
+
+    return bundle
+
+
+def dense_writer(bundle, kind, tasks) -> tf.PreTrainedModel:
+    """A plain checkpoint of a set: dense TSV-M of its factors, the mean of everything else, output layers included."""
+    name = kind.partition(" ")[0]
+    family = FAMILIES[name]
+    base = family.base.from_pretrained(bundle.parent / "base").eval()
+    model = CLASSES[name].from_pretrained(bundle.parent / tasks[0]).eval()
+    changes = dense_changes(bundle, base, tasks, tsv_merge)
+    inside = backbone_of(model, family.base)
+    state = {k: changes.get(k, v) for k, v in base.state_dict().items() if not k.endswith("embed_tokens.weight")}
+    if name == "llama":
+        state["embed_tokens.weight"] = changes["embed_tokens.weight"]
+    inside.load_state_dict(state, strict=False)  # a tied output layer is the same tensor
+    if " untied" in kind:
+        own = [CLASSES[name].from_pretrained(bundle.parent / task).lm_head.weight for task in tasks]
+        model.lm_head.weight = torch.nn.Parameter(torch.stack(list(own)).mean(0))
+    return model
+
+
+def dense_tokens(model, row, **options) -> list[int]:
+    """What transformers generates with a plain checkpoint, without the prompt."""
+    ids = row["input_ids"][None]
+    with torch.inference_mode():
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, **options)[0].tolist()
+    written = out[1:] if model.config.is_encoder_decoder else out[ids.shape[1] :]
+    end = model.generation_config.eos_token_id
+    return written[: written.index(end) + 1] if end in written else written
+
+
+def prompts(kind: str, count: int = 5) -> list[dict]:
+    """Prompts of different lengths, so that batches are padded."""
+    rows = rows_of(FAMILIES[kind.partition(" ")[0]].make_inputs(count))
+    return [{"input_ids": row["input_ids"][: 3 + i % 5]} for i, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tasks", [["b"], ["a", "c"]], ids="-".join)
+def test_a_set_generates_as_a_dense_checkpoint_of_it(bundles, tmp_path, kind, tasks):
+    bundle = with_options(bundles(kind), tmp_path / "copy", router={"top_k": 2, "threshold": 0.0})
+    found = massmerge.load(bundle).generate(prompts(kind), task=tasks, max_new_tokens=NEW)
+    dense = dense_writer(bundles(kind), kind, tasks)
+    assert all(sorted(g.routing.selected) == tasks for g in found)
+    assert [g.tokens for g in found] == [dense_tokens(dense, row) for row in prompts(kind)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_language_model_of_a_set_has_the_logits_of_a_dense_checkpoint(bundles, kind):
+    runtime = massmerge.load(bundles(kind))._runtime
+    changes = runtime.changes((1,))
+    batch = {"input_ids": prompts(kind)[4]["input_ids"][None]}
+    if kind.startswith("t5"):
+        batch["decoder_input_ids"] = torch.tensor([[0, 5, 9]])
+    from massmerge.subspace.segments import Segment, Segments, running
+
+    with torch.inference_mode(), running(Segments((Segment(changes, 0, 1),), 1)):
+        found = runtime.language_models.of(changes)(**batch).logits
+    with torch.inference_mode():
+        expected = dense_writer(bundles(kind), kind, ["b"])(**batch).logits
+    assert float((found - expected).abs().max()) < 2e-3 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("kind", ["t5", "gpt2", "llama untied"])
+def test_prompts_of_a_mixed_batch_are_routed_and_answered_one_by_one(bundles, kind):
+    model = massmerge.load(bundles(kind))
+    rows = prompts(kind, 10)
+    together = model.generate(rows, batch_size=10, max_new_tokens=NEW)
+    assert len({g.task for g in together}) > 1
+    alone = [model.generate([row], max_new_tokens=NEW)[0] for row in rows]
+    assert [(g.task, g.tokens) for g in together] == [(g.task, g.tokens) for g in alone]
+    assert [g.task for g in together] == [r.selected[0] for r in model.route(rows)]
+    told = [
+        model.generate([row], task=g.task, max_new_tokens=NEW)[0].tokens for row, g in zip(rows, alone, strict=True)
+    ]
+    assert told == [g.tokens for g in alone]
+
+
+@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+def test_beams_and_several_texts_are_those_of_transformers(bundles, kind):
+    options = {"num_beams": 3, "num_return_sequences": 2}
+    found = massmerge.load(bundles(kind)).generate(prompts(kind, 2), task="a", max_new_tokens=NEW, **options)
+    dense = dense_writer(bundles(kind), kind, ["a"])
+    assert [g.tokens for g in found] == [dense_tokens(dense, row, **options) for row in prompts(kind, 2)]
+
+
+def test_hot_sets_with_dense_weights_generate_the_same(bundles):
+    plain, cached = massmerge.load(bundles("llama")), massmerge.load(bundles("llama"), cache="10MB")
+    for _ in range(4):
+        found = cached.generate(prompts("llama"), max_new_tokens=NEW)
+    assert cached._runtime.cache.held_bytes > 0
+    assert [g.tokens for g in found] == [g.tokens for g in plain.generate(prompts("llama"), max_new_tokens=NEW)]
+
+
+def test_an_adapter_of_an_untied_decoder_writes_with_the_bases_own_head(tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    base = shifted(make_model("llama untied"), 1, 0.3)
+    base.save_pretrained(tmp_path / "base")
+    for seed, task in enumerate("ab"):
+        config = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+        adapter = get_peft_model(tf.LlamaForCausalLM.from_pretrained(tmp_path / "base"), config)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in adapter.named_parameters():
+                if "lora_" in name:
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+        adapter.save_pretrained(tmp_path / task)
+    massmerge.merge(write_recipe(tmp_path, ["a", "b"], rank=8), tmp_path / "bundle")
+    assert massmerge.Bundle(tmp_path / "bundle").head_bytes > base.lm_head.weight.nbytes
+    found = massmerge.load(tmp_path / "bundle").generate(prompts("llama"), task="b", max_new_tokens=NEW)
+    dense = adapter.merge_and_unload().eval()
+    assert [g.tokens for g in found] == [dense_tokens(dense, row) for row in prompts("llama")]
+
+
+def test_the_bases_generation_configuration_is_kept(tmp_path):
+    base = shifted(make_model("gpt2"), 1, 0.3)
+    base.generation_config.max_new_tokens = 3
+    base.save_pretrained(tmp_path / "base")
+    shifted(base, 2, 0.1).save_pretrained(tmp_path / "a")
+    massmerge.merge(write_recipe(tmp_path, ["a"], rank=8), tmp_path / "bundle")
+    model = massmerge.load(tmp_path / "bundle")
+    assert len(model.generate(prompts("gpt2", 1))[0].tokens) <= 3
+    assert len(model.generate(prompts("gpt2", 1), max_new_tokens=5, min_new_tokens=5)[0].tokens) == 5
+
+
+# Text
+
+
+@pytest.fixture(scope="module")
+def writing(tmp_path_factory):
+    """The example that writes, with its tokenizer."""
+    folder = tmp_path_factory.mktemp("writing")
+    massmerge.merge(make_writing_example(folder), folder / "out")
+    return folder / "out"
+
+
+def test_a_stream_is_the_same_text_in_pieces(writing):
+    model = massmerge.load(writing)
+    whole = model.generate("win a prize", max_new_tokens=8)[0]
+    stream = model.generate_stream("win a prize", max_new_tokens=8)
+    assert stream.task == whole.task
+    assert "".join(stream) == whole.text != ""
+
+
+def test_a_stream_that_is_left_early_leaves_no_thread_behind(writing):
+    before = threading.active_count()
+    pieces = iter(massmerge.load(writing, check=False).generate_stream("a b c", max_new_tokens=500, min_new_tokens=500))
+    next(pieces)
+    pieces.close()
+    assert threading.active_count() == before
+
+
+def test_a_fault_of_a_stream_reaches_who_reads_it(writing):
+    def refuse(batch: int, tokens: torch.Tensor) -> list[int]:
+        raise RuntimeError("no more words")
+
+    with pytest.raises(RuntimeError, match="no more words"):
+        list(massmerge.load(writing).generate_stream("a", prefix_allowed_tokens_fn=refuse))
+
+
+def test_a_model_that_abstains_writes_nothing(writing):
+    model = massmerge.load(writing)
+    found = model.generate(["win a prize", "a team"], unknown={"lift": 1e6})
+    assert [(g.task, g.text, g.tokens) for g in found] == [(None, None, [])] * 2
+    assert found[0].routing.residuals
+
+
+# Bad input
+
+
+def test_an_encoder_generates_nothing(tmp_path_factory):
+    model = massmerge.load(text_bundle(tmp_path_factory.getbasetemp()))
+    with pytest.raises(InputError, match="a BertModel generates no text"):
+        model.generate("win a prize")
+
+
+def test_a_classifier_on_a_decoder_generates_nothing(tmp_path_factory):
+    model = massmerge.load(family_bundle(tmp_path_factory.getbasetemp(), "gpt2"))
+    with pytest.raises(InputError, match="a, b, c: answers with labels, not with text"):
+        model.generate(prompts("gpt2"))
+
+
+def test_a_decoder_without_heads_is_told_to_generate(bundles):
+    with pytest.raises(InputError, match="Use `generate`, `embed` or `route`"):
+        massmerge.load(bundles("llama")).predict(prompts("llama"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beams": 3}, "generation has no option 'beams'"),
+        ({"output_scores": True}, "generation has no option 'output_scores'"),
+        ({"max_new_tokens": -1}, "do not go together: .*max_new_tokens"),
+        ({"task": "x"}, "no task 'x'"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+    ],
+)
+def test_options_that_there_are_not_are_errors(writing, options, message):
+    with pytest.raises(InputError, match=message):
+        massmerge.load(writing).generate("a", **options)
+
+
+def test_a_stream_has_no_beams(writing):
+    with pytest.raises(InputError, match="a stream is one text"):
+        massmerge.load(writing).generate_stream("a", num_beams=2)
+
+
+def test_a_prompt_that_leaves_a_decoder_no_room_is_an_error_of_its_row(bundles):
+    long = {"input_ids": torch.full((38,), 5)}
+    found = massmerge.load(bundles("gpt2")).generate([long, *prompts("gpt2", 1)], on_error="row", max_new_tokens=NEW)
+    assert "a prompt of 38 tokens and up to 6 new ones are more than the 40" in found[0].error
+    assert found[1].tokens
+
+
+# The command
+
+
+def run(*arguments, stdin=None):
+    return CliRunner().invoke(main, ["generate", *map(str, arguments)], input=stdin)
+
+
+def test_the_command_writes_what_the_model_writes(writing):
+    done = run(
+        writing, "win a prize", "-", "--json", "--max-new-tokens", 5, "--option", "num_beams=2", stdin="so sad\n"
+    )
+    assert done.exit_code == 0, done.output
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    expected = massmerge.load(writing).generate(["win a prize", "so sad"], max_new_tokens=5, num_beams=2)
+    assert [(r["input"], r["task"], r["text"]) for r in found] == [
+        ("win a prize", expected[0].task, expected[0].text),
+        ("-:1", expected[1].task, expected[1].text),
+    ]
+
+
+def test_the_command_streams_one_prompt(writing):
+    done = run(writing, "win a prize", "--stream", "--max-new-tokens", 5)
+    assert done.stdout.strip() == massmerge.load(writing).generate("win a prize", max_new_tokens=5)[0].text.strip()
+
+
+def test_a_prompt_that_cannot_be_read_is_told_and_the_others_are_answered(writing):
+    done = run(writing, "missing.txt", "so sad", "--max-new-tokens", 3)
+    assert done.exit_code == 1
+    assert "missing.txt: no such file" in done.output and "so sad" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a", "b", "--stream"], "--stream is for one prompt; there are 2"),
+        (["a", "--stream", "--json"], "Choose one"),
+        (["a", "--option", "num_beams"], "write NAME=VALUE"),
+        (["a", "--option", "batch_size=2"], "not an option of generate"),
+        (["a", "--option", "beams=2"], "generation has no option 'beams'"),
+        (["missing.txt", "--stream"], "no such file"),
+    ],
+)
+def test_wrong_calls_end_with_code_2(writing, arguments, message):
+    done = run(writing, *arguments)
+    assert done.exit_code == 2
+    assert message in done.output
