@@ -277,8 +277,9 @@ def test_every_public_name_stands_on_the_python_page():
 
 def test_every_public_member_of_a_model_and_its_answers_stands_on_the_python_page():
     text = (DOCS / "python.md").read_text(encoding="utf-8")
-    for kind in (massmerge.Model, massmerge.Prediction, massmerge.Routing, massmerge.Answer):
-        names = {*vars(kind), *getattr(kind, "__dataclass_fields__", ())}
+    for kind in (massmerge.Model, massmerge.Prediction, massmerge.Generation, massmerge.Routing, massmerge.Answer):
+        own = {name for part in kind.__mro__[:-1] for name in vars(part)}
+        names = {*own, *getattr(kind, "__dataclass_fields__", ())}
         assert [name for name in sorted(names) if not name.startswith("_") and f"`{name}" not in text] == []
 
 
