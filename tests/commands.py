@@ -25,8 +25,10 @@ def run_mass(arguments: list[str], log: str, kill_at: int | None) -> None:
     notes = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def hear(event: str, details: tuple) -> None:
+        if event not in _TOUCHES:
+            return
         path = str(details[0])
-        if event not in _TOUCHES or (".partial" not in path and event not in ("os.remove", "os.rmdir")):
+        if ".partial" not in path and event not in ("os.remove", "os.rmdir"):
             return
         writes = event == "open" and "w" in str(details[1])
         os.write(notes, f"{'write' if writes else event} {path.rpartition('.partial')[2]}\n".encode())

@@ -26,7 +26,7 @@ async function start() {
       setTimeout(start, SECOND * Math.min(2, error.retryAfter ?? 2));
       return;
     }
-    byId("notice").replaceChildren(problemPanel(error, start));
+    byId("notice").replaceChildren(problemPanel(error, start, "h1"));
     byId("key")?.focus();
   }
 }

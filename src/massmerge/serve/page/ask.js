@@ -106,7 +106,7 @@ export class Ask {
     const most = this.limits.body_bytes ?? Infinity;
     if (file.size + OVERHEAD > most) {
       // Sent all the same, the server would hang up half way, and the browser would know no reason.
-      const message = `${file.name || "The image"} has ${bytes(file.size)}; at most ${bytes(most)} are taken.`;
+      const message = `The file ${file.name} has ${bytes(file.size)}; at most ${bytes(most)} are taken.`;
       this.heard.fail(new Problem("This image is too large", message, { status: 413 }));
       return;
     }

@@ -10,15 +10,16 @@ const SECOND = 1000;
  *
  * @param {import("./api.js").Problem} problem
  * @param {() => void} again tries once more what failed; null where that is of no use
+ * @param {string} heading h1 where nothing else is on the page
  */
-export function problemPanel(problem, again = null) {
+export function problemPanel(problem, again = null, heading = "h2") {
   const refused = problem.status === 401;
   const message = refused
     ? hasKey() ? "The key that was given is not the right one." : "Whoever runs this service has it."
     : problem.message;
   const wait = problem.retryAfter && again ? ` Wait ${problem.retryAfter} s, then try again.` : "";
   return el("div", { class: refused && !hasKey() ? "problem asks" : "problem" },
-    el("div", { role: "alert" }, el("strong", {}, problem.title), el("p", {}, message + wait)),
+    el("div", { role: "alert" }, el(heading, {}, problem.title), el("p", {}, message + wait)),
     refused ? keyForm(again) : again && mayWork(problem) ? againButton(again, problem.retryAfter ?? 0) : null,
   );
 }

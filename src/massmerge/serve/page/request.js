@@ -27,10 +27,12 @@ export function requestDetails(entry) {
   const copy = el("button", { type: "button", class: "copy", onclick: () => copied(command, copy) }, "Copy");
   return el("details", { class: "wire" },
     el("summary", {}, "Request and answer"),
-    el("div", { class: "code" }, el("pre", { tabindex: "0" }, command), copy),
-    el("pre", { tabindex: "0", "aria-label": "Answer" }, JSON.stringify(answer, null, 2)),
+    el("div", { class: "code" }, folded("Request", command), copy),
+    folded("Answer", JSON.stringify(answer, null, 2)),
   );
 }
+
+const folded = (name, text) => el("pre", { tabindex: "0", role: "region", "aria-label": name }, text);
 
 async function copied(text, button) {
   try {

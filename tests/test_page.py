@@ -1,0 +1,354 @@
+"""The page in a real Chromium, in front of the real command on tiny bundles."""
+
+import re
+import shutil
+import socket
+import time
+from pathlib import Path
+from urllib.error import URLError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import pytest
+from PIL import Image
+
+from commands import start_mass
+from models import image_bundle, text_bundle
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+PAGE = Path(__file__).parents[1] / "src" / "massmerge" / "serve" / "page"
+ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+KEY = "a-key-of-this-test-only"
+LABELS = {"spam", "ham", "sports", "science", "politics", "arts", "negative", "positive"}
+
+
+class Served:
+    """`mass serve` on a free port."""
+
+    def __init__(self, *arguments):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}/"
+        self.process = start_mass("serve", *arguments, "--port", port, "--threads", 1)
+
+    def wait(self):
+        for _ in range(600):
+            try:
+                urlopen(self.url + "ready", timeout=5).close()
+                return self.url
+            except URLError:
+                assert self.process.is_alive(), "mass serve has ended"
+                time.sleep(0.1)
+        raise AssertionError("mass serve does not get ready")
+
+    def stop(self):
+        self.process.terminate()
+        self.process.join(20)
+        self.process.kill()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("page")
+
+
+@pytest.fixture(scope="module")
+def text_url(folder):
+    """A service for texts that wants a key and takes small bodies only."""
+    (folder / "key").write_text(KEY)
+    (folder / "examples.txt").write_text("win a free prize now\nthe team scored a late goal\n")
+    served = Served(
+        text_bundle(folder), "--api-key-file", folder / "key", "--examples", folder / "examples.txt",
+        "--max-body", 20_000, "--name", "letters",
+    )  # fmt: skip
+    yield served.wait()
+    served.stop()
+
+
+@pytest.fixture(scope="module")
+def image_url(folder):
+    (folder / "pictures").mkdir()
+    for number in range(2):
+        Image.new("RGB", (40, 30), (90 * number, 40, 200)).save(folder / "pictures" / f"{number}.png")
+    served = Served(image_bundle(folder), "--examples", folder / "pictures", "--max-body", 100_000)
+    yield served.wait()
+    served.stop()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def tab(browser):
+    """A page that notes what it asks for and what it complains of; at the end of a test it may have done neither wrong."""
+    context = browser.new_context(viewport={"width": 1200, "height": 900}, reduced_motion="reduce")
+    page = context.new_page()
+    page.set_default_timeout(15_000)
+    asked, complaints = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    yield page
+    context.close()
+    assert {urlsplit(url).hostname for url in asked} <= {"127.0.0.1", None}  # data: and blob: have no host
+    # Chromium itself writes a line for each answer that is an error; the page has shown it.
+    assert [text for text in complaints if not text.startswith("Failed to load resource")] == []
+
+
+def open_texts(page, url):
+    page.goto(url)
+    page.get_by_label("API key").fill(KEY)
+    page.keyboard.press("Enter")
+    page.get_by_role("textbox", name="Text").wait_for()
+
+
+def answer_to(page, text):
+    page.get_by_role("textbox", name="Text").fill(text)
+    page.keyboard.press("Control+Enter")
+    page.locator(".asked q", has_text=text[:40]).wait_for()
+    return page.locator(".answer")
+
+
+def shown_problem(page):
+    return page.get_by_role("alert").inner_text()
+
+
+def scrolls_sideways(page):
+    return page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+
+
+# Without a browser
+
+
+def test_nothing_of_the_page_is_inline_or_from_elsewhere():
+    html = (PAGE / "index.html").read_text()
+    assert not re.search(r"<style|style=|<script(?![^>]*\bsrc=)|\son\w+=|javascript:", html)
+    for path in PAGE.iterdir():
+        addresses = re.findall(r"(?:https?:)?//[\w.-]+\.\w+", path.read_text())
+        assert set(addresses) <= {"http://www.w3.org"}, path.name  # the name of SVG, which nobody asks for
+
+
+def test_text_has_enough_contrast_in_light_and_dark():
+    css = (PAGE / "style.css").read_text()
+    for scheme in re.findall(r":root \{(.*?)\}", css, re.DOTALL):
+        colour = dict(re.findall(r"--([\w-]+): (#\w+);", scheme))
+        for ground in ("paper", "surface", "sunk", "accent-soft", "bad-soft"):
+            assert contrast(colour["ink"], colour[ground]) >= 7, ground
+        for ground in ("paper", "surface", "sunk"):
+            assert contrast(colour["muted"], colour[ground]) >= 4.5, ground
+        for text, ground in (("accent", "paper"), ("accent", "surface"), ("accent-ink", "accent")):
+            assert contrast(colour[text], colour[ground]) >= 4.5, (text, ground)
+        assert contrast(colour["field"], colour["surface"]) >= 3  # the border of a field
+
+
+def contrast(one, other):
+    """The contrast ratio of WCAG."""
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour):
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+# Texts
+
+
+@needs_chromium
+def test_a_text_is_answered_with_its_reasons(tab, text_url):
+    open_texts(tab, text_url)
+    answer = answer_to(tab, "the team scored a late goal")
+    label, said = answer.locator(".label").inner_text(), tab.get_by_role("status").inner_text()
+    assert label in LABELS and f"Answer: {label}, task " in said
+    task = answer.locator(".of-task strong").inner_text()
+    routing = answer.get_by_role("table").nth(0)
+    rows = [re.split(r"\s+", row) for row in routing.locator("tbody tr").all_inner_texts()]
+    weights = [float(row[-2]) for row in rows]
+    assert {row[0] for row in rows} == {"spam", "topic", "mood"}
+    assert weights == sorted(weights, reverse=True) and abs(sum(weights) - 1) < 0.02
+    assert task in answer.locator(".chip").all_inner_texts()
+    assert answer.get_by_role("table").nth(1).locator("tbody tr.chosen th").inner_text() == label
+    assert all(
+        f"{name} " in answer.locator(".legend").inner_text().replace("\n", " ")
+        for name in ("first pass", "second pass")
+    )
+
+
+@needs_chromium
+def test_what_is_typed_is_shown_as_text_and_never_run(tab, text_url):
+    open_texts(tab, text_url)
+    answer_to(tab, "<img src=x onerror=alert(1)>")
+    assert tab.locator("#answer img").count() == 0
+
+
+@needs_chromium
+def test_examples_and_past_answers_can_be_chosen(tab, text_url):
+    open_texts(tab, text_url)
+    tab.get_by_role("button", name="the team scored a late goal").click()
+    tab.locator(".asked q", has_text="the team").wait_for()
+    first = tab.locator(".label").inner_text()
+    answer_to(tab, "win a free prize now")
+    past = tab.locator("#history button")
+    assert past.count() == 2
+    past.nth(1).click()
+    assert "the team" in tab.locator(".asked").inner_text() and tab.locator(".label").inner_text() == first
+    assert tab.get_by_role("textbox", name="Text").input_value() == "the team scored a late goal"
+    assert past.nth(1).get_attribute("aria-current") == "true"
+
+
+@needs_chromium
+def test_a_told_task_is_not_routed(tab, text_url):
+    open_texts(tab, text_url)
+    tab.get_by_role("combobox", name="Task").select_option("mood")
+    answer = answer_to(tab, "win a free prize now")
+    assert "nothing was routed" in answer.inner_text()
+    assert answer.locator(".label").inner_text() in ("negative", "positive")
+
+
+@needs_chromium
+def test_everything_can_be_done_by_keyboard(tab, text_url):
+    tab.goto(text_url)
+    tab.get_by_label("API key").wait_for()
+    tab.keyboard.type(KEY)  # the field has the focus already
+    tab.keyboard.press("Enter")
+    tab.get_by_role("textbox", name="Text").wait_for()
+    tab.reload()  # the key is still known, and the focus at the top
+    tab.get_by_role("textbox", name="Text").wait_for()
+    reached = []
+    for _ in range(9):
+        tab.keyboard.press("Tab")
+        reached.append(tab.evaluate("document.activeElement.id || document.activeElement.textContent"))
+        assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", reached[-1]
+    assert reached[:3] == ["Skip to content", "Ask", "Bundle"] and reached[3:6] == ["text", "task", "submit"]
+    assert reached[6:8] == ["win a free prize now", "the team scored a late goal"]
+
+
+@needs_chromium
+def test_a_wrong_key_is_said_to_be_wrong(tab, text_url):
+    tab.goto(text_url)
+    assert "needs a key" in shown_problem(tab)
+    tab.get_by_label("API key").fill("another-key-of-nobody")
+    tab.get_by_role("button", name="Use it").click()
+    tab.get_by_text("not the right one").wait_for()
+    open_texts(tab, text_url)
+
+
+@needs_chromium
+def test_refusals_are_said_in_words_and_can_be_tried_again(tab, text_url):
+    open_texts(tab, text_url)
+    tab.get_by_role("textbox", name="Text").fill("long " * 5000)
+    tab.get_by_role("button", name="Ask").click()
+    tab.get_by_role("alert").wait_for()
+    assert "more than the service takes" in shown_problem(tab) and "20,000 bytes" in shown_problem(tab)
+    full = {"error": {"code": "full", "message": "there is no room"}}
+    tab.route("**/v1/predict", lambda route: route.fulfill(status=429, headers={"Retry-After": "1"}, json=full))
+    tab.get_by_role("textbox", name="Text").fill("win a free prize now")
+    tab.get_by_role("button", name="Ask").click()
+    tab.get_by_role("button", name="Try again in 1 s").wait_for()
+    assert "Wait 1 s" in shown_problem(tab)
+    tab.unroute("**/v1/predict")
+    tab.get_by_role("button", name="Try again", exact=True).click()
+    tab.locator(".answer").wait_for()
+    assert tab.locator("#answer").evaluate("element => element === document.activeElement")
+
+
+@needs_chromium
+def test_a_server_that_is_gone_is_told_to_a_person(tab, text_url):
+    open_texts(tab, text_url)
+    tab.context.set_offline(True)
+    tab.get_by_role("textbox", name="Text").fill("win a free prize now")
+    tab.keyboard.press("Control+Enter")
+    tab.get_by_role("alert").wait_for()
+    assert "cannot be reached" in shown_problem(tab)
+    tab.context.set_offline(False)
+    tab.get_by_role("button", name="Try again").click()
+    tab.locator(".answer").wait_for()
+
+
+# Images
+
+
+@needs_chromium
+def test_an_uploaded_a_dropped_and_an_example_image_are_answered(tab, image_url, tmp_path):
+    Image.new("RGB", (64, 48), (10, 200, 30)).save(tmp_path / "green.png")
+    tab.goto(image_url)
+    tab.locator("#file").set_input_files(tmp_path / "green.png")
+    tab.locator(".asked img[alt='green.png']").wait_for()
+    assert tab.locator(".label").inner_text().startswith("LABEL_")
+    assert tab.locator(".asked img").evaluate("image => image.naturalWidth") == 64
+    tab.evaluate("""bytes => {
+        const transfer = new DataTransfer();
+        transfer.items.add(new File([new Uint8Array(bytes)], "dropped.png", {type: "image/png"}));
+        document.body.dispatchEvent(new DragEvent("drop", {dataTransfer: transfer, bubbles: true, cancelable: true}));
+    }""", list((tmp_path / "green.png").read_bytes()))  # fmt: skip
+    tab.locator(".asked img[alt='dropped.png']").wait_for()
+    tab.get_by_role("button", name="Example 2").click()
+    tab.locator(".asked img[alt='example 2']").wait_for()
+    assert tab.locator("#history button").count() == 3
+
+
+@needs_chromium
+def test_a_broken_and_a_huge_image_are_refused_in_words(tab, image_url, tmp_path):
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n but then nothing")
+    (tmp_path / "huge.png").write_bytes(b"x" * 100_001)
+    tab.goto(image_url)
+    tab.locator("#file").set_input_files(tmp_path / "broken.png")
+    tab.get_by_role("alert").wait_for()
+    assert "cannot be answered" in shown_problem(tab) and "image" in shown_problem(tab)
+    tab.locator("#file").set_input_files(tmp_path / "huge.png")
+    tab.get_by_text("too large").wait_for()
+    assert "The file huge.png has 100.0 kB; at most 100.0 kB are taken" in shown_problem(tab)
+
+
+# The bundle, and narrow screens
+
+
+@needs_chromium
+def test_the_bundle_shows_tasks_similarity_and_live_traffic(tab, text_url):
+    open_texts(tab, text_url)
+    answer_to(tab, "win a free prize now")
+    task = tab.locator(".of-task strong").inner_text()
+    tab.get_by_role("link", name="Bundle").click()
+    assert [text.split()[0] for text in tab.locator(".tasks tbody tr").all_inner_texts()] == ["spam", "topic", "mood"]
+    heat = tab.get_by_role("region", name="Similarity of the tasks").get_by_role("table")
+    cells = [
+        [float(cell.replace("−", "-")) for cell in row.split()[1:]]
+        for row in heat.locator("tbody tr").all_inner_texts()
+    ]
+    assert [cells[i][i] for i in range(3)] == [1, 1, 1] and cells[0][1] == cells[1][0] and len(cells[2]) == 3
+    row = tab.locator(".traffic tbody tr", has=tab.get_by_role("rowheader", name=task, exact=True))
+    row.wait_for()
+    before = int(row.locator(".figure").inner_text())
+    key = {"Authorization": f"Bearer {KEY}"}
+    tab.request.post(text_url + "v1/predict", headers=key, data={"inputs": ["win a free prize now"] * 3})
+    row.locator(".figure", has_text=re.compile(rf"^{before + 3}$")).wait_for()
+    tab.get_by_role("button", name="Pause").click()
+    assert tab.get_by_role("button", name="Pause").get_attribute("aria-pressed") == "true"
+
+
+@needs_chromium
+def test_a_phone_never_scrolls_sideways(tab, text_url, image_url, tmp_path):
+    tab.set_viewport_size({"width": 360, "height": 740})
+    Image.new("RGB", (3000, 40)).save(tmp_path / ("a_very_long_name_without_a_break" * 4 + ".png"))
+    open_texts(tab, text_url)
+    answer_to(tab, "word" * 100)
+    tab.locator("summary", has_text="Request and answer").click()
+    assert not scrolls_sideways(tab)
+    tab.get_by_role("link", name="Bundle").click()
+    tab.locator(".traffic .minutes").wait_for()
+    assert not scrolls_sideways(tab)
+    tab.goto(image_url)
+    tab.locator("#file").set_input_files(next(tmp_path.iterdir()))
+    tab.locator(".answer").wait_for()
+    assert not scrolls_sideways(tab)
