@@ -244,6 +244,12 @@ class Bundle:
         return sum(int(e["bytes"]) for name, e in self.manifest["files"].items() if name.startswith(prefix))
 
     @property
+    def base_dtype(self) -> str:
+        """The type of the base's numbers, such as `float32`: that of the factors, which are kept in it."""
+        kinds = [i.dtype for header in self.headers.values() for i in header.values() if i.dtype.is_floating_point]
+        return str(kinds[0]).removeprefix("torch.") if kinds else "float32"
+
+    @property
     def base_bytes(self) -> int:
         """Bytes of the base's weights, in the bundle or where it refers to."""
         return int(self.manifest["base"]["bytes"])

@@ -18,7 +18,7 @@ from massmerge.errors import InputError, listing
 from massmerge.tensorfile import TensorInfo
 
 # Fields of a configuration that may differ between base and expert without changing what the weights compute.
-_HARMLESS = {
+HARMLESS = {
     "architectures", "dtype", "torch_dtype", "id2label", "label2id", "num_labels", "problem_type", "transformers_version",
     "_name_or_path", "_commit_hash", "finetuning_task", "use_cache", "classifier_dropout", "hidden_dropout_prob",
     "attention_probs_dropout_prob", "attention_dropout", "dropout", "seq_classif_dropout", "classifier_activation",
@@ -182,7 +182,7 @@ def config_differences(expert: PretrainedConfig, base: PretrainedConfig) -> list
     ours, theirs = base.to_dict(), expert.to_dict()
     return [
         f"{key}: {theirs[key]!r} against the base's {ours[key]!r}"
-        for key in sorted(ours.keys() & theirs.keys() - _HARMLESS)
+        for key in sorted(ours.keys() & theirs.keys() - HARMLESS)
         if ours[key] != theirs[key]
     ]
 

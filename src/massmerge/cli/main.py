@@ -12,6 +12,7 @@ from massmerge.cli.calibrate import calibrate
 from massmerge.cli.demo import demo
 from massmerge.cli.eval import eval_
 from massmerge.cli.explain import explain
+from massmerge.cli.export import export
 from massmerge.cli.generate import generate
 from massmerge.cli.inspect import inspect
 from massmerge.cli.merge import merge
@@ -49,6 +50,7 @@ for verb in (
     calibrate,
     eval_,
     study,
+    export,
     serve,
     demo,
 ):

@@ -107,7 +107,7 @@ class SecondPass:
             owner, _, own = name.rpartition(".")
             if owner not in layers:
                 part = copy.get_submodule(owner.removeprefix(path).removeprefix("."))
-                value = _value(changes, self._touched[name], getattr(part, own, None))
+                value = dense_value(changes, self._touched[name], getattr(part, own, None))
                 if value is not None:
                     _assign(part, own, value)
         for layer in layers:
@@ -157,8 +157,8 @@ def _outermost(paths: set[str]) -> list[str]:
     return sorted(p for p in paths if not any(p != q and (not q or p.startswith(f"{q}.")) for q in paths))
 
 
-def _value(changes: SetChanges, slot: Slot, base: Tensor | None) -> Tensor | None:
-    """A tensor's value for a set, built densely: for the rare matrix that no layer's call can update."""
+def dense_value(changes: SetChanges, slot: Slot, base: Tensor | None) -> Tensor | None:
+    """A tensor's value for a set, built densely; none where the set leaves the base's."""
     change = changes.change(slot.name)
     if change.update is None or base is None:
         return change.value
