@@ -1,6 +1,8 @@
 import pytest
+import yaml
 
 from massmerge import InputError, Recipe
+from massmerge.merge_options import METHODS
 
 SMALL = "base: b\ntasks:\n  - {name: one, expert: e}\n"
 
@@ -32,6 +34,14 @@ def test_other_ranks_are_refused(rank):
     assert "recipe.yaml:4: 'merge.rank': a rank is 1/T" in fault(SMALL + f"merge: {{rank: {rank}}}")
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_dumped_recipe_names_the_methods_own_options_and_no_others(method):
+    recipe = Recipe.parse(SMALL + f"merge: {{method: {method}}}")
+    assert Recipe.parse(recipe.dump()) == recipe
+    shown = set(yaml.safe_load(recipe.dump())["merge"])
+    assert shown == {"method", *recipe.merge.own()} - ({"rank"} if method == "mass" else set())
+
+
 def test_what_is_dumped_is_the_same_recipe():
     text = (
         SMALL
@@ -52,7 +62,15 @@ def test_what_is_dumped_is_the_same_recipe():
         (SMALL + "merge: {budget: .inf}", "recipe.yaml:4: 'merge.budget': should be a finite number"),
         (SMALL + "merge: {budget: 1.0}", "'merge.budget': should be greater than 1 (it is 1.0)"),
         (SMALL + "merge: tsv_m", "recipe.yaml:4: 'merge': should be a mapping of keys to values (it is 'tsv_m')"),
-        (SMALL + "merge: {method: sum}", "'merge.method': should be 'mass' or 'tsv_m' (it is 'sum')"),
+        (SMALL + "merge: {method: sum}", "'merge.method': should be 'mass', 'average', 'task_arithmetic', 'ties', 'dare'"),
+        (SMALL + "merge:\n  method: ties\n  drop: 0.5",
+         "recipe.yaml:6: 'merge.drop': is no option of ties, which has keep, combine, scale"),
+        (SMALL + "merge: {method: average, scale: 1}", "'merge.scale': is no option of average, which has none"),
+        (SMALL + "merge: {method: tsv_m, budget: 3}", "'merge.budget': is no option of tsv_m, which has rank, scale"),
+        (SMALL + "merge: {scale: 0.3}", "'merge.scale': is no option of mass, which has budget, rank, redundancy, base"),
+        (SMALL + "merge: {method: ties, keep: 20}", "'merge.keep': should be less than or equal to 1 (it is 20)"),
+        (SMALL + "merge: {method: dare, drop: 1.0}", "'merge.drop': should be less than 1 (it is 1.0)"),
+        (SMALL + "merge: {method: iso_c, scale: big}", "'merge.scale': should be 'auto' or a valid number"),
         (SMALL + "merge: {redundancy: no way}", "'merge.redundancy': should be a mapping of keys to values or 'none'"),
         (SMALL + "router: {site: 3}", "'router.site': should be a valid string or a valid list"),
         ("base: b\ntasks:\n  - {name: 12, expert: e}", "recipe.yaml:3: 'tasks.0.name': should be a valid string; write"),

@@ -1,4 +1,4 @@
-"""Puts the parts of a finished merge together: the bundle's files, or an ordinary checkpoint."""
+"""Puts the parts of a finished merge together: the files of the bundle."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import torch
 import massmerge
 from massmerge.base_model import base_sha256
 from massmerge.bundle import BASE_WEIGHTS, FIXED, GENERATION_CONFIG, STATISTICS, write_manifest
-from massmerge.card import bundle_card, checkpoint_card
+from massmerge.card import bundle_card
 from massmerge.checkpoints import Source
 from massmerge.deltas import finite
 from massmerge.errors import InputError
 from massmerge.heads import write_head
 from massmerge.heads.sources import write_json
 from massmerge.prepare import Prepared
+from massmerge.recipe import TaskRecipe
 from massmerge.tensorfile import (
     TensorInfo,
     read_bytes,
@@ -35,20 +36,17 @@ def assemble_bundle(prepared: Prepared, work: WorkFolder, fingerprint: str) -> N
     out = work.result
     recipe, plan = prepared.recipe, prepared.plan
     (out / "base").mkdir()
-    _write_config(prepared, out / "base")
+    write_config(prepared, out / "base")
     if recipe.merge.base == "copy":
         _write_base(prepared, out / BASE_WEIGHTS)
     if prepared.base_head is not None:
         write_head(out / "base", prepared.base_head)
-    _copy_processor(prepared, out / "processor")
+    copy_processor(prepared, out / "processor")
     for position, task in enumerate(recipe.tasks):
         folder = out / "tasks" / task.name
         folder.mkdir(parents=True)
         _write_task(prepared, work, position, folder)
-        try:
-            write_head(folder, prepared.heads[task.name])
-        except InputError as error:
-            raise InputError(f"task {task.name} ({task.expert}): {error}") from None
+        copy_head(prepared, task, folder)
     _write_statistics(prepared, work, out / STATISTICS)
     if recipe.router.first_pass == "fixed":
         _write_fixed(prepared, work, out / FIXED)
@@ -61,21 +59,15 @@ def assemble_bundle(prepared: Prepared, work: WorkFolder, fingerprint: str) -> N
     base = {"class": plan.base_class, "source": plan.base, "revision": plan.base_revision, "bytes": plan.sizes.base}
     if recipe.merge.base == "by_reference":
         base |= {"location": _location(prepared.base.source), "sha256": base_sha256(prepared.base)}
-    write_manifest(out, {**_common(prepared, fingerprint), "base": base, "tasks": tasks, "ranks": ranks})
+    write_manifest(out, {**common(prepared, fingerprint), "base": base, "tasks": tasks, "ranks": ranks})
 
 
-def assemble_checkpoint(prepared: Prepared, work: WorkFolder, fingerprint: str) -> None:
-    """Write a static merge as an ordinary Hugging Face folder."""
-    out = work.result
-    _write_config(prepared, out)
-    merged = {t.name: work.header(i)["merged"] for i, t in enumerate(prepared.plan.tensors) if t.in_base}
-    infos = {name: prepared.base.info(name) for name in sorted(prepared.base.slots)}
-    data = (read_bytes(merged[name]) if name in merged else _base_bytes(prepared, name) for name in infos)
-    write_stream(out / "model.safetensors", infos, data)
-    _copy_processor(prepared, out)
-    (out / "mass_recipe.yaml").write_text(prepared.recipe.dump(), encoding="utf-8")
-    (out / "README.md").write_text(checkpoint_card(prepared), encoding="utf-8")
-    write_manifest(out, _common(prepared, fingerprint))
+def copy_head(prepared: Prepared, task: TaskRecipe, folder: Path) -> None:
+    """A task's head and its labels, into its folder."""
+    try:
+        write_head(folder, prepared.heads[task.name])
+    except InputError as error:
+        raise InputError(f"task {task.name} ({task.expert}): {error}") from None
 
 
 def _location(source: Source) -> str:
@@ -83,7 +75,8 @@ def _location(source: Source) -> str:
     return f"{source.text.partition('@')[0]}@{source.revision}" if source.revision else str(source.path)
 
 
-def _common(prepared: Prepared, fingerprint: str) -> dict[str, object]:
+def common(prepared: Prepared, fingerprint: str) -> dict[str, object]:
+    """What the manifest of every merge says."""
     return {
         "tool": f"massmerge {massmerge.__version__}",
         "method": prepared.recipe.merge.method,
@@ -91,7 +84,8 @@ def _common(prepared: Prepared, fingerprint: str) -> dict[str, object]:
     }
 
 
-def _write_config(prepared: Prepared, folder: Path) -> None:
+def write_config(prepared: Prepared, folder: Path) -> None:
+    """The configuration of the backbone."""
     skeleton = prepared.base.skeleton
     config = json.loads(skeleton.config.to_json_string(use_diff=False)) | {"architectures": [skeleton.class_name]}
     config.pop("_name_or_path", None)
@@ -104,14 +98,16 @@ def _write_config(prepared: Prepared, folder: Path) -> None:
 def _write_base(prepared: Prepared, path: Path) -> None:
     """The base under module names, which `from_pretrained` reads as well as the names of older versions."""
     infos = {name: prepared.base.info(name) for name in sorted(prepared.base.slots)}
-    write_stream(path, infos, (_base_bytes(prepared, name) for name in infos))
+    write_stream(path, infos, (base_bytes(prepared, name) for name in infos))
 
 
-def _base_bytes(prepared: Prepared, name: str) -> memoryview:
+def base_bytes(prepared: Prepared, name: str) -> memoryview:
+    """The data of one of the base's tensors."""
     return tensor_bytes(finite(prepared.base.read(name), f"base ({prepared.recipe.base})", name))
 
 
-def _copy_processor(prepared: Prepared, folder: Path) -> None:
+def copy_processor(prepared: Prepared, folder: Path) -> None:
+    """The files of the tokenizer or image processor."""
     if prepared.processor:
         folder.mkdir(exist_ok=True)
     for name, path in sorted(prepared.processor.items()):

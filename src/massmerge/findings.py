@@ -19,7 +19,7 @@ from massmerge.workfolder import WorkFolder
 def findings(prepared: Prepared, work: WorkFolder) -> list[Problem]:
     """Warnings about a merge, from its parts."""
     found = list(_equal_experts(prepared, work))
-    if prepared.recipe.merge.method == "mass" and prepared.recipe.router.kind == "projection":
+    if not prepared.recipe.merge.static and prepared.recipe.router.kind == "projection":
         found += _inseparable_tasks(prepared, work)
     return found
 

@@ -18,17 +18,18 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 import massmerge
-from massmerge.assemble import assemble_bundle, assemble_checkpoint
+from massmerge.assemble import assemble_bundle
+from massmerge.assemble_static import assemble_checkpoint, assemble_checkpoints
 from massmerge.bundle import file_sha256
-from massmerge.checkpoints.skeleton import from_matrix
-from massmerge.deltas import Kept, delta, distinct, finite, keep
+from massmerge.deltas import Kept, delta, distinct
 from massmerge.errors import InputError, MassError, Problem, problems_error
 from massmerge.findings import findings
 from massmerge.linalg import Factors, core_matrix, cosine_matrix
-from massmerge.methods import STATIC_METHODS
+from massmerge.originals import Originals
 from massmerge.plan import TensorPlan
 from massmerge.prepare import Prepared, prepare, recipe_and_folder
 from massmerge.recipe import Recipe
+from massmerge.static_parts import StaticParts
 from massmerge.workfolder import WorkFolder, refuse_target
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
@@ -120,8 +121,7 @@ def merge(
             _Run(prepared, work, progress).run(workers)
             _tell(findings(prepared, work), progress, strict=strict)
             progress.phase("writing …")
-            assemble = assemble_bundle if recipe.merge.method == "mass" else assemble_checkpoint
-            assemble(prepared, work, fingerprint)
+            _assemble(prepared, work, fingerprint)
             work.publish()
     except InputError:
         work.discard()  # nothing of a merge with wrong input is worth resuming
@@ -129,20 +129,35 @@ def merge(
     return target
 
 
+def _assemble(prepared: Prepared, work: WorkFolder, fingerprint: str) -> None:
+    if not prepared.recipe.merge.static:
+        assemble_bundle(prepared, work, fingerprint)
+    elif prepared.recipe.merge.keeps_tasks:
+        assemble_checkpoints(prepared, work, fingerprint)
+    else:
+        assemble_checkpoint(prepared, work, fingerprint)
+
+
 class _Run:
     """The tensors of one merge."""
 
     def __init__(self, prepared: Prepared, work: WorkFolder, progress: Progress) -> None:
         self.prepared, self.work, self.progress = prepared, work, progress
-        self.order = [task.name for task in prepared.recipe.tasks]
+        self.originals = Originals(prepared)
+        self.order = self.originals.tasks
+        self.static = StaticParts(prepared) if prepared.recipe.merge.static else None
 
     def run(self, workers: int) -> None:
         """Finish every tensor, the largest first so that no worker is left with it at the end."""
         _map_large_buffers()
         tensors = list(enumerate(self.prepared.plan.tensors))
         todo = [(i, t) for i, t in tensors if not self.work.finished(i)]
-        self.progress.start(len(tensors), len(tensors) - len(todo))
         with _one_thread_each(), ThreadPoolExecutor(workers, initializer=lambda: torch.set_num_threads(1)) as pool:
+            if todo and self.static is not None and self.static.looks:
+                self.progress.phase("looking at all tensors first …")
+                self.progress.start(self.static.looks, 0)
+                self.static.look(pool, workers, self.progress.tensor)
+            self.progress.start(len(tensors), len(tensors) - len(todo))
             futures = [pool.submit(self._finish, i, t) for i, t in sorted(todo, key=lambda x: (-x[1].nbytes, x[0]))]
             try:
                 done, _ = wait(futures, return_when=FIRST_EXCEPTION)
@@ -154,8 +169,8 @@ class _Run:
 
     def _finish(self, index: int, tensor: TensorPlan) -> None:
         given = {i: t for i, t in enumerate(self.order) if tensor.ranks[i]}
-        if self.prepared.recipe.merge.method != "mass":
-            part = self._merged(tensor, given)
+        if self.static is not None:
+            part = self.static.part(tensor)
         elif tensor.matrix is None:
             part = self._whole(tensor, given)
         else:
@@ -163,29 +178,13 @@ class _Run:
         self.work.finish(index, part)
         self.progress.tensor(tensor.name)
 
-    def _base(self, tensor: TensorPlan) -> Tensor:
-        if not tensor.in_base:
-            return torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
-        return finite(self.prepared.base.read(tensor.name), f"base ({self.prepared.recipe.base})", tensor.name)
-
-    def _where(self, task: str) -> str:
-        return f"task {task} ({self.prepared.experts[task].source.text})"
-
     def _kept(self, tensor: TensorPlan, given: dict[int, str], base: Tensor) -> dict[int, Kept]:
-        share = self.prepared.recipe.merge.rank
-        kept = {}
-        for i, task in given.items():
-            change = self.prepared.experts[task].read(tensor.name)
-            for part in change if isinstance(change, tuple) else (change,):
-                finite(part, self._where(task), tensor.name)
-            found = keep(base, change, tensor.kind, share if isinstance(share, float) else tensor.ranks[i])
-            if found is not None:
-                kept[i] = found
-        return kept
+        found = {i: self.originals.kept(tensor, task, base) for i, task in given.items()}
+        return {i: kept for i, kept in found.items() if kept is not None}
 
     def _factored(self, tensor: TensorPlan, given: dict[int, str]) -> dict[str, Tensor]:
         """Factors of every task, and what is known of them together."""
-        base = self._base(tensor)
+        base = self.originals.base(tensor)
         kept = self._kept(tensor, given, base)
         part: dict[str, Tensor] = {}
         for i, one in kept.items():
@@ -218,43 +217,15 @@ class _Run:
 
     def _whole(self, tensor: TensorPlan, given: dict[int, str]) -> dict[str, Tensor]:
         """The experts' own values where they differ from the base."""
-        base = self._base(tensor)
+        base = self.originals.base(tensor)
         part = {"norm": torch.zeros(len(self.order))}
         for i, task in given.items():
-            value = self.prepared.experts[task].read(tensor.name)
-            assert isinstance(value, Tensor), "an adapter updates matrices only"
-            change = delta(base, finite(value, self._where(task), tensor.name))
+            value = self.originals.whole(tensor, task)
+            change = delta(base, value)
             part["norm"][i] = float(change.double().norm())
             if part["norm"][i] > 0 or not tensor.in_base:
                 part[f"{i}.whole"] = value.to(base.dtype).contiguous()
         return part
-
-    def _merged(self, tensor: TensorPlan, given: dict[int, str]) -> dict[str, Tensor]:
-        """The tensor of a static merge."""
-        base = self._base(tensor)
-        if tensor.matrix is None:
-            return self._averaged(base, tensor, given)
-        kept = self._kept(tensor, given, base)
-        norm = torch.zeros(len(self.order))
-        norm[list(kept)] = torch.tensor([one.norm for one in kept.values()])
-        if not kept:
-            return {"merged": base, "norm": norm}
-        change = STATIC_METHODS[self.prepared.recipe.merge.method]([one.factors for one in kept.values()])
-        merged = base.float() + from_matrix(change, self.prepared.base.slots[tensor.name])
-        return {"merged": merged.to(base.dtype), "norm": norm}
-
-    def _averaged(self, base: Tensor, tensor: TensorPlan, given: dict[int, str]) -> dict[str, Tensor]:
-        """A tensor without factors, moved by the mean of the experts' changes; integers stay the base's."""
-        total, norm = torch.zeros(base.shape), torch.zeros(len(self.order))
-        for i, task in given.items():
-            value = self.prepared.experts[task].read(tensor.name)
-            assert isinstance(value, Tensor), "an adapter updates matrices only"
-            change = delta(base, finite(value, self._where(task), tensor.name))
-            norm[i] = float(change.double().norm())
-            total += change
-        if not base.is_floating_point():
-            return {"merged": base, "norm": norm}
-        return {"merged": (base.float() + total / len(self.order)).to(base.dtype), "norm": norm}
 
 
 def _map_large_buffers() -> None:

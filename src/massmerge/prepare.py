@@ -135,7 +135,7 @@ def _processor_files(recipe: Recipe, folder: Path, base: Source, *, download: bo
 
 def _check_sites(recipe: Recipe, base: Base) -> None:
     """Refuse a site that the base does not have. Found by a forward pass of the skeleton, which some models cannot do."""
-    if recipe.router.site == "auto" or recipe.merge.method != "mass":
+    if recipe.router.site == "auto" or recipe.merge.static:
         return
     try:
         sites = find_sites(base.skeleton.model.eval())
@@ -162,7 +162,7 @@ def _plan(prepared: Prepared, problems: list[Problem], workers: int) -> Plan:
     touched = {name: prepared.experts[name].names() if name in prepared.experts else set() for name in order}
     sizes_of = _matrix_sizes(prepared, order, touched)
     whole = _whole_tensors(prepared, order, touched)
-    fixed = recipe.router.first_pass == "fixed" and recipe.merge.method == "mass"
+    fixed = recipe.router.first_pass == "fixed" and not recipe.merge.static
     base_bytes = _file_bytes({name: base.info(name) for name in sorted(base.slots)})
     whole_bytes = sum(t.nbytes * sum(t.ranks) + _entry_bytes(t.name) * sum(t.ranks) for t in whole)
     rest = _rest_bytes(prepared, sizes_of)
@@ -182,8 +182,9 @@ def _plan(prepared: Prepared, problems: list[Problem], workers: int) -> Plan:
     cores = sum(core_bytes(x, ranks[x.name]) for x in sizes_of) if fixed else 0
     head_bytes = sum(head.nbytes for head in (*prepared.heads.values(), prepared.base_head) if head is not None)
     sizes = Sizes(base_bytes, sum(factors.values()), whole_bytes, cores, rest, head_bytes)
-    if recipe.merge.method != "mass":
-        sizes = Sizes(base_bytes, 0, 0, 0, rest, 0)
+    if recipe.merge.static:
+        copies = len(order) if recipe.merge.keeps_tasks else 1
+        sizes = Sizes(base_bytes, 0, (copies - 1) * base_bytes, 0, rest, head_bytes)
     elif recipe.merge.budget is not None and sizes.counted > recipe.merge.budget * base_bytes:
         problems.append(
             Problem(
@@ -193,8 +194,9 @@ def _plan(prepared: Prepared, problems: list[Problem], workers: int) -> Plan:
                 "warning",
             )
         )
+    apart = not recipe.merge.static or recipe.merge.method == "tsv_c"  # what is stored, or would be, for each task
     tasks = tuple(
-        _task_plan(prepared, name, factors[name], sum(t.nbytes for t in whole if t.ranks[i]))
+        _task_plan(prepared, name, apart * factors[name], apart * sum(t.nbytes for t in whole if t.ranks[i]))
         for i, name in enumerate(order)
         if name in prepared.experts
     )
@@ -244,8 +246,8 @@ def _ranks(
     recipe: Recipe, sizes: list[MatrixSize], base: int, taken: int, fixed: bool, problems: list[Problem]
 ) -> dict[str, tuple[int, ...]]:
     rule = recipe.merge.rank
-    if rule is None and recipe.merge.method != "mass":
-        rule = "1/T"  # a static merge has no budget: its result weighs what the base weighs
+    if rule is None and recipe.merge.static:
+        return {x.name: x.limits for x in sizes}  # nothing is truncated
     if rule is None:
         assert recipe.merge.budget is not None
         return ranks_by_budget(sizes, int((recipe.merge.budget - 1) * base) - taken, fixed=fixed)

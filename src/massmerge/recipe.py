@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import yaml
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from massmerge import yamlfile
+from massmerge.merge_options import MergeOptions, Redundancy
 from massmerge.yamlfile import Part
+
+__all__ = [
+    "AnswerOptions",
+    "LinearHead",
+    "MergeOptions",
+    "Recipe",
+    "Redundancy",
+    "RouterOptions",
+    "TaskRecipe",
+    "Unknown",
+]
 
 TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _WINDOWS_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
@@ -43,43 +55,6 @@ class TaskRecipe(Part):
         if not TASK_NAME.fullmatch(name) or _WINDOWS_NAMES.fullmatch(name) or name.endswith("."):
             raise ValueError(f"{name!r} is no folder name: use letters, digits, '_', '-' and '.', up to 100 of them")
         return name
-
-
-class Redundancy(Part):
-    """Which tasks are left out of the fixed model because an earlier one already stands for them."""
-
-    metric: Literal["cosine", "angles"] = "cosine"
-    threshold: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.3
-
-
-class MergeOptions(Part):
-    """How the experts become one."""
-
-    method: Literal["mass", "tsv_m"] = "mass"
-    budget: Annotated[float, Field(gt=1.0)] | None = None
-    """Bytes of the bundle without heads, as a multiple of the base's; 2.0 unless `rank` is given."""
-    rank: str | int | float | None = None
-    """`1/T` of the full rank (the paper's), a number, or below 1 the share of each delta's energy to keep."""
-    redundancy: Redundancy | Literal["none"] = Redundancy()
-    base: Literal["copy", "by_reference"] = "copy"
-
-    @field_validator("rank", mode="plain")
-    @classmethod
-    def _is_rank(cls, rank: object) -> object:
-        whole = isinstance(rank, int) and not isinstance(rank, bool) and rank >= 1
-        share = isinstance(rank, float) and 0.0 < rank < 1.0
-        if rank is None or rank == "1/T" or whole or share:
-            return rank
-        raise ValueError("a rank is 1/T, a whole number from 1 on, or a share of energy between 0 and 1")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_rule(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        if data.get("rank") is not None and data.get("budget") is not None:
-            raise ValueError("give either budget or rank, not both")
-        return {"budget": 2.0, **data} if data.get("rank") is None else data
 
 
 class RouterOptions(Part):
@@ -159,4 +134,6 @@ class Recipe(Part):
 
     def dump(self) -> str:
         """The recipe as YAML, with every default spelled out."""
-        return yaml.safe_dump(self.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
+        data = self.model_dump(mode="json", exclude_none=True)
+        data["merge"] = {name: data["merge"][name] for name in ("method", *self.merge.own()) if name in data["merge"]}
+        return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)

@@ -111,6 +111,7 @@ class BarProgress:
 
     def start(self, total: int, done: int) -> None:
         """Open the bar; an earlier run's tensors count as done."""
+        self.close()
         if done and not self._quiet:
             click.echo(f"going on with an earlier merge: {done} of {total} tensors are finished", err=True)
         self._bar = tqdm(total=total, initial=done, unit="tensor", disable=self._quiet or None, leave=False)
