@@ -13,8 +13,9 @@ from massmerge.model import Model, load
 from massmerge.plan import Plan
 from massmerge.prepare import make_plan
 from massmerge.recipe import Recipe
+from massmerge.static_model import StaticModel
 
 __all__ = [
     "Answer", "Bundle", "Evaluation", "Generation", "InputError", "MassError", "Model", "Plan", "Prediction", "Problem",
-    "Recipe", "Routing", "Suite", "__version__", "evaluate", "load", "make_plan", "merge",
+    "Recipe", "Routing", "StaticModel", "Suite", "__version__", "evaluate", "load", "make_plan", "merge",
 ]  # fmt: skip

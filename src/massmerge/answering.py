@@ -65,29 +65,33 @@ class Answering:
         self,
         output: Any,
         batch: dict[str, Tensor],
-        tasks: Sequence[str],
+        tasks: Sequence[str | Sequence[str]],
         *,
         routings: Sequence[Routing] | None = None,
         top: int = 3,
     ) -> list[Prediction]:
-        """The best labels of one head for each row.
+        """The best labels for each row.
 
         Args:
             output: the backbone's.
             batch: what it was the output of.
-            tasks: whose head answers, for each row.
+            tasks: whose head answers, for each row; of several the head with the largest logit.
             routings: what the predictions say of how that task was found.
             top: how many labels.
         """
-        logits: list[Tensor] = [torch.empty(0)] * len(tasks)
-        for task in dict.fromkeys(tasks):
-            index = torch.tensor([row for row, name in enumerate(tasks) if name == task])
-            found = self.heads[task](take_rows(output, index, len(tasks)), {k: v[index] for k, v in batch.items()})
-            for row, values in zip(index.tolist(), found, strict=True):
-                logits[row] = values
+        chosen = [(one,) if isinstance(one, str) else tuple(one) for one in tasks]
+        logits: list[dict[str, Tensor]] = [{} for _ in chosen]
+        for task, head in self.heads.items():
+            rows = [row for row, names in enumerate(chosen) if task in names]
+            if not rows:
+                continue
+            index = torch.tensor(rows)
+            found = head(take_rows(output, index, len(chosen)), {k: v[index] for k, v in batch.items()})
+            for row, values in zip(rows, found, strict=True):
+                logits[row][task] = values
         predictions = []
-        for row, task in enumerate(tasks):
-            best, *others = rank_answers({task: logits[row]}, self.labels, {task: 1.0}, AnswerOptions(), top)
+        for row, own in enumerate(logits):
+            best, *others = rank_answers(own, self.labels, dict.fromkeys(own, 1.0), AnswerOptions(), top)
             routing = None if routings is None else routings[row]
             predictions.append(Prediction(best.task, best.label, best.score, best.logit, others, routing))
         return predictions

@@ -34,7 +34,7 @@ def load_base(bundle: Bundle, touched: set[str], *, check: bool = True) -> PreTr
     else:
         model, names = _referenced_base(bundle, folder, check=check)
         present = names | touched
-    return _ready(model, present)
+    return ready_to_run(model, present)
 
 
 def dense_base(base: Base, touched: set[str]) -> PreTrainedModel:
@@ -49,7 +49,7 @@ def dense_base(base: Base, touched: set[str]) -> PreTrainedModel:
     state = model.state_dict()
     for name in added & state.keys():
         state[name].zero_()
-    return _ready(model, base.slots.keys() | touched)
+    return ready_to_run(model, base.slots.keys() | touched)
 
 
 def _filled(base: Base, config: PretrainedConfig) -> PreTrainedModel:
@@ -59,7 +59,7 @@ def _filled(base: Base, config: PretrainedConfig) -> PreTrainedModel:
     return model
 
 
-def _ready(model: PreTrainedModel, present: set[str]) -> PreTrainedModel:
+def ready_to_run(model: PreTrainedModel, present: set[str]) -> PreTrainedModel:
     """A base that only answers: nothing in it is trained, and it has no part without values."""
     for parameter in model.parameters():
         parameter.requires_grad_(False)

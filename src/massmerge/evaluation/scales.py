@@ -1,0 +1,165 @@
+"""Chooses the scale of a static merge on labelled data: every candidate with the true heads, the best mean wins."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from massmerge.answers import Prediction
+from massmerge.errors import InputError, problems_error
+from massmerge.evaluation.data import TaskData, read_suite
+from massmerge.evaluation.metrics import Given, statistic
+from massmerge.evaluation.run import Progress, silent
+from massmerge.evaluation.suite import Suite, suite_and_folder
+from massmerge.merge import merge
+from massmerge.methods import STATIC_METHODS
+from massmerge.methods.scales import candidates
+from massmerge.prepare import Prepared, prepare, recipe_and_folder
+from massmerge.recipe import Recipe
+from massmerge.static_model import StaticModel
+from massmerge.tensorfile import read_header, read_tensor
+
+SPLIT = "validation"
+_PATIENCE = 3  # candidates in a row that are no better than the best, after which a long grid ends
+
+
+@dataclass(frozen=True)
+class ScaleChoice:
+    """The scale that did best, and what each candidate gave."""
+
+    scale: float
+    figures: dict[float, float]
+    """For each scale that was tried the mean over the tasks of their metric, with the true head."""
+
+
+def choose_scale(
+    recipe: Recipe | str | Path,
+    suite: Suite | str | Path,
+    work: Path,
+    *,
+    folder: str | Path | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    workers: int | None = None,
+    progress: Progress = silent,
+) -> ScaleChoice:
+    """Choose the scale of a static merge on the split `validation` of a suite.
+
+    Args:
+        recipe: a recipe with a static method whose scale is `auto`, or the path of one.
+        suite: a suite, or the path of one; its paths are relative to its folder.
+        work: folder for the unscaled merge; it is removed at the end.
+        folder: what relative paths in the recipe start from; its own folder if a path is given.
+        limit: at most so many rows of each task, drawn by `seed`.
+        seed: of that draw.
+        workers: as in `merge`.
+        progress: wraps the candidates.
+
+    Raises:
+        InputError: the recipe has no scale to choose, or the suite does not fit; nothing has been computed then.
+    """
+    recipe, folder = recipe_and_folder(recipe, folder)
+    refuse_fixed_scale(recipe)
+    prepared = prepare(recipe, folder, download=True)
+    if prepared.plan.errors:
+        raise problems_error(prepared.plan.errors)
+    given, data = _validation_rows(prepared, suite, limit, seed)
+    unit = merge(with_scale(recipe, 1.0), work, folder=folder, workers=workers, overwrite=work.exists())
+    model = StaticModel(unit)
+    for one in data.values():
+        one.read_inputs()
+    rescale = rescaled_weights(prepared, unit)
+    grid = candidates(recipe.merge.method, recipe.merge.own())
+
+    def figure(scale: float) -> float:
+        model.load_weights(rescale(scale))
+        return _mean_figure(model, given, data)
+
+    choice = best_scale(grid, figure, progress)
+    shutil.rmtree(work, ignore_errors=True)
+    return choice
+
+
+def refuse_fixed_scale(recipe: Recipe) -> None:
+    """Refuse a recipe whose scale cannot be chosen."""
+    method, scale = recipe.merge.method, recipe.merge.scale
+    if scale is None:
+        raise InputError(f"--suite chooses the scale of a static merge, and {method} has none. Leave it out.")
+    if scale != "auto":
+        raise InputError(f"--suite chooses the scale, but the recipe gives it: {scale}. Write `scale: auto`.")
+
+
+def with_scale(recipe: Recipe, scale: float) -> Recipe:
+    """The recipe with a scale that is given."""
+    return recipe.model_copy(update={"merge": recipe.merge.model_copy(update={"scale": scale})})
+
+
+def best_scale(grid: Sequence[float], figure: Callable[[float], float], progress: Progress = silent) -> ScaleChoice:
+    """The scale with the largest figure, the smaller of equals; a long grid ends when it gets no better."""
+    figures: dict[float, float] = {}
+    for scale in progress(grid, "choosing the scale", len(grid)):
+        figures[scale] = figure(scale)
+        best = max(figures, key=figures.__getitem__)
+        behind = len(figures) - 1 - list(figures).index(best)
+        if len(grid) > 10 and behind >= _PATIENCE and figures[scale] < figures[best]:
+            break
+    return ScaleChoice(max(figures, key=figures.__getitem__), figures)
+
+
+def rescaled_weights(prepared: Prepared, unit: Path) -> Callable[[float], Mapping[str, Tensor]]:
+    """A function from a scale to the merged weights, from a merge whose scale is 1: `base + scale · (merged - base)`."""
+    matrices = STATIC_METHODS[prepared.plan.method].matrices
+    infos = read_header(unit / "model.safetensors")
+    names = [
+        t.name
+        for t in prepared.plan.tensors
+        if t.in_base and infos[t.name].dtype.is_floating_point and (t.matrix is not None or not matrices)
+    ]
+
+    def weights(scale: float) -> Mapping[str, Tensor]:
+        found = {}
+        for name in names:
+            base = prepared.base.read(name).float()
+            found[name] = base + scale * (read_tensor(infos[name]).float() - base)
+        return found
+
+    return weights
+
+
+def _validation_rows(
+    prepared: Prepared, suite: Suite | str | Path, limit: int | None, seed: int
+) -> tuple[Suite, dict[str, TaskData]]:
+    """The rows of the tasks that are merged and measured; a suite may have more tasks than the recipe."""
+    given, start = suite_and_folder(suite)
+    both = [task.name for task in prepared.recipe.tasks if task.name in given.tasks]
+    if not both:
+        raise InputError(f"the suite has none of the recipe's tasks; it has {', '.join(given.tasks)}.")
+    chosen = given.only(both)
+    labels = {task: head.labels for task, head in prepared.heads.items() if head.labels is not None}
+    image = prepared.base.skeleton.model.main_input_name == "pixel_values"
+    return chosen, read_suite(chosen, start, labels, image=image, split=SPLIT, limit=limit, seed=seed)
+
+
+def _mean_figure(model: StaticModel, suite: Suite, data: Mapping[str, TaskData]) -> float:
+    """The mean over the tasks of their own metric, each answered by its own head."""
+    return float(np.mean([_figure(model, suite, task, rows) for task, rows in data.items()]))
+
+
+def _figure(model: StaticModel, suite: Suite, task: str, rows: TaskData) -> float:
+    readable = [i for i in range(len(rows)) if not isinstance(rows.inputs[i], Exception)]
+    order = sorted(readable, key=rows.inputs.size)
+    given: list[Given] = [Given()] * len(rows)
+    for place, answer in zip(order, model.predict([rows.inputs[i] for i in order], task=task, top=1), strict=True):
+        given[place] = _given(answer)
+    about: Any = suite.tasks[task]
+    return statistic(about.metric, task, rows.labels, given, {}, about.positive)(np.arange(len(rows)))
+
+
+def _given(answer: Prediction) -> Given:
+    return Given(answer.task, answer.label, answer.score)
