@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
+from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer, BertForSequenceClassification
 
 from massmerge import InputError, Recipe, merge
@@ -16,7 +17,7 @@ from massmerge.evaluation.scales import best_scale, rescaled_weights, with_scale
 from massmerge.example import make_example
 from massmerge.prepare import prepare
 from massmerge.static_model import StaticModel
-from models import text_bundle
+from models import rewrite, text_bundle
 
 TEXTS = ["win a free prize now", "vote on the law", "a sad film", "the team won the match", "call now", "happy song"]
 
@@ -26,9 +27,18 @@ def folder(tmp_path_factory) -> Path:
     """The example with recipes of static merges: average, sum (scale auto) and emr."""
     folder = tmp_path_factory.mktemp("static")
     recipe = yaml.safe_load(make_example(folder).read_text())
+    base = load_file(folder / "base" / "model.safetensors")
+    for task in ("spam", "topic"):  # changes so large that answers depend on their scale
+        rewrite(
+            folder / task, lambda state: {n: _farther(base.get(n.removeprefix("bert.")), v) for n, v in state.items()}
+        )
     for method in ("average", "task_arithmetic", "emr"):
         (folder / f"{method}.yaml").write_text(yaml.safe_dump({**recipe, "merge": {"method": method}}))
     return folder
+
+
+def _farther(base: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if base is None else base + 6 * (tensor - base)
 
 
 @pytest.fixture(scope="module")
