@@ -17,10 +17,13 @@ from transformers import ViTImageProcessorPil
 from massmerge import Bundle
 from massmerge.checkpoints import LowRank, find_source, open_adapter, open_base
 from massmerge.cli.main import main
+from massmerge.cli.serve import serve
 from massmerge.demo import base as minilm
 from massmerge.demo import text
 from massmerge.demo.folder import Placed, open_folder, place
 from massmerge.errors import InputError, MassError
+from massmerge.serve.loaded import load_bundle
+from massmerge.serve.settings import Settings
 from massmerge.verification import verify_bundle
 from models import write_family
 
@@ -36,6 +39,14 @@ def commands(output):
     """What the demo tells people to type."""
     joined = re.sub(r"\\\n\s+", "", output)
     return [shlex.split(line) for line in re.findall(r"\$ (mass .*?)(?:  |$)", joined, re.MULTILINE)]
+
+
+def assert_serves(words):
+    """The command would serve, with examples for its page; it is not run here, as it would not end."""
+    options = serve.make_context("serve", words[2:]).params
+    loaded = load_bundle(Settings(options["bundle"], examples=options["examples"], threads=1))
+    assert words[1] == "serve" and len(loaded.examples) >= 2
+    assert all(example.keys() == {loaded.kind} for example in loaded.examples)
 
 
 # The tiny demo
@@ -81,6 +92,14 @@ def test_the_carried_data_is_small_and_every_task_has_rows_labels_and_a_licence(
         inputs = [json.loads(line) for line in (text.DATA / "inputs" / f"{task}.jsonl").open(encoding="utf-8")]
         assert all(row.keys() == {"text"} for row in inputs)
         assert not {row["text"] for row in inputs} & {row["text"] for row in rows}
+
+
+def test_the_pages_examples_are_rows_of_every_task_or_the_demos_own():
+    examples = (text.DATA / "examples.txt").read_text(encoding="utf-8").splitlines()
+    rows = {task: (text.DATA / "rows" / f"{task}.jsonl").read_text(encoding="utf-8").splitlines() for task in TASKS}
+    known = {" ".join(json.loads(row)["text"].split()): task for task in TASKS for row in rows[task]}
+    assert set(examples) - set(text.INPUTS) <= set(known)
+    assert {known.get(example) for example in examples} == {*TASKS, None}
 
 
 # The folder
@@ -167,10 +186,12 @@ def test_every_command_that_the_real_demo_shows_works_in_its_folder(shown, monke
     monkeypatch.chdir(folder)
     typed = commands(output)
     verbs = [words[1] for words in typed]
-    assert verbs == ["plan", "merge", "inspect", "eval", *["explain"] * 3, "predict", "predict", "verify", "calibrate"]
-    for words in typed:
+    shown_verbs = ["plan", "merge", "inspect", "eval", *["explain"] * 3, "predict", "predict", "verify", "calibrate"]
+    assert verbs == [*shown_verbs, "serve"]
+    for words in typed[:-1]:
         result = run(*words[1:])
         assert result.exit_code == 0, (words, result.output)
+    assert_serves(typed[-1])
 
 
 @needs_minilm
@@ -231,9 +252,11 @@ def test_the_vision_demo_takes_the_suites_experts_and_each_command_works(vision_
     assert [t.name for t in Bundle(tmp_path / "demo" / "out").tasks] == ["mnist", "usps"]
     assert "labels that mean the same counted as equal" in result.stdout
     monkeypatch.chdir(tmp_path / "demo")
-    for words in commands(result.stdout):
+    *finite, last = commands(result.stdout)
+    for words in finite:
         done = run(*words[1:])
         assert done.exit_code == 0, (words, done.output)
+    assert_serves(last)
 
 
 def test_a_second_run_of_the_vision_demo_reuses_its_bundle(vision_suite, tmp_path):

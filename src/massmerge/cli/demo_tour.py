@@ -62,9 +62,9 @@ class Tour:
         self._step("Why does an input go where it goes?")
         answers = [self._explain(model, given) for given in demo.inputs]
         took = time.perf_counter() - began
+        self._say(f"\nAll of it took {took:.0f} s.")
         self._say(f"\n{click.style('Next', bold=True)}, in {demo.folder}")
         self._body(_next(demo))
-        self._say(f"\nAll of it took {took:.0f} s.")
         return {
             "folder": str(demo.folder), "recipe": str(demo.recipe), "suite": str(demo.suite), "bundle": str(demo.bundle),
             "figures": {name: mean.value for name, mean in found.means.items()},

@@ -9,6 +9,7 @@ from pathlib import Path
 from massmerge.errors import InputError, MassError
 
 MARK = "demo.json"
+PAGE = "http://127.0.0.1:8000"  # where `mass serve` is by default
 
 
 @dataclass

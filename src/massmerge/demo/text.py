@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from massmerge.demo.base import find_minilm, write_base
-from massmerge.demo.folder import Demo, Placed, open_folder, place
+from massmerge.demo.folder import PAGE, Demo, Placed, open_folder, place
 from massmerge.errors import MassError
 
 DATA = Path(__file__).parent / "data"
@@ -56,4 +56,5 @@ def _next(tasks: list[str]) -> tuple[tuple[str, str], ...]:
         (f"mass predict out rows/{tasks[-1]}.jsonl --column text", "answers a whole file"),
         ("mass verify out --experts", "proves that every expert is in it"),
         (f"mass calibrate out --column text{inputs}", "routes by 16 unlabelled texts a task; then evaluate again"),
+        ("mass serve out --examples examples.txt", f"answers over HTTP, with a page to try it: {PAGE}"),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from massmerge.demo.folder import Demo, Placed, open_folder, place
+from massmerge.demo.folder import PAGE, Demo, Placed, open_folder, place
 from massmerge.errors import InputError, MassError
 from massmerge.rows import read_table
 
@@ -54,6 +54,7 @@ def make_vision_demo(folder: Path) -> Demo:
             ("mass predict out inputs", "answers all images of a folder"),
             (f"mass explain out {inputs[0]} --plot why.png", "a picture of it"),
             ("mass eval out suite.yaml --report report", "all test rows, with plots"),
+            ("mass serve out --examples inputs", f"answers over HTTP, with a page to try it: {PAGE}"),
         ),
         placed,
         _ROWS,
