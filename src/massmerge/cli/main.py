@@ -15,6 +15,7 @@ from massmerge.cli.explain import explain
 from massmerge.cli.export import export
 from massmerge.cli.generate import generate
 from massmerge.cli.inspect import inspect
+from massmerge.cli.interpret import interpret
 from massmerge.cli.merge import merge
 from massmerge.cli.plan import plan
 from massmerge.cli.predict import predict
@@ -46,6 +47,7 @@ for verb in (
     generate,
     explain,
     inspect,
+    interpret,
     verify,
     calibrate,
     eval_,

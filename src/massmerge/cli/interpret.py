@@ -1,0 +1,56 @@
+"""`mass interpret`: what a task's subspace means, as texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from massmerge.cli.common import counting, print_json, table, verb
+from massmerge.errors import InputError, MassError
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(file_okay=False))
+@click.option(
+    "--texts", type=click.Path(dir_okay=False), help="A bank of texts, one a line; the one of mass by default."
+)
+@click.option("--task", "tasks", multiple=True, help="A task to decode, all by default. May be repeated.")
+@click.option("--site", "sites", multiple=True,
+              help="Where to look, such as M5; by default four fifths into the network. May be repeated.")  # fmt: skip
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Texts of each task and site.")
+@click.option(
+    "--clip", help="For image models: the CLIP model (folder or hub id) with text tower and visual projection."
+)
+@click.option("--plot", type=click.Path(dir_okay=False), help="Draw the texts and their shares to this picture.")
+@verb
+def interpret(
+    bundle: str, texts: str | None, tasks: tuple[str, ...], sites: tuple[str, ...], top: int, clip: str | None,
+    plot: str | None, as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Decode the singular vectors of BUNDLE's tasks as texts (TextSpan): what each subspace means.
+
+    A text stands high where a task's vectors differ most along it; each text is taken out before the next is picked.
+    """
+    from massmerge.interpret.decoding import interpret, read_bank
+    from massmerge.interpret.plot import save_plot
+
+    bank = read_bank(Path(texts)) if texts else None
+    if plot and Path(plot).suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise InputError(f"{plot}: a picture is .png, .svg or .pdf.")
+    with counting(quiet or as_json, "batch") as step:
+        found = interpret(
+            bundle, bank, tasks=list(tasks) or None, sites=list(sites) or None, top=top, clip=clip, progress=step
+        )
+    if plot:
+        try:
+            save_plot(found, Path(plot))
+        except OSError as error:
+            raise MassError(f"{plot}: cannot be written ({error.strerror}).") from None
+    if as_json:
+        print_json([one.to_dict() for one in found])
+        return
+    for one in () if quiet else found:
+        click.echo(click.style(f"\n{one.task} at {one.site}", bold=True))
+        rows = [(t.text, f"{t.score:.3f}", f"{100 * t.share:.1f} %") for t in one.texts]
+        click.echo(table(("text", "score", "share"), rows))

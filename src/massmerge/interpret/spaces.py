@@ -1,0 +1,111 @@
+"""Where texts and singular vectors meet: the residual stream of a text model, or the joint space of a CLIP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from massmerge.checkpoints import find_source
+from massmerge.errors import InputError
+from massmerge.routing import FirstPass, Site, Voter
+from massmerge.runtime import Runtime
+
+_BATCH = 64
+
+
+class TextSpace(Protocol):
+    """A space that texts and vectors are brought into."""
+
+    def place(self, texts: list[str], sites: list[Site], progress: Callable[[str], None]) -> dict[str, Tensor]:
+        """The texts (n, d) at length 1, for each site by name."""
+        ...
+
+    def project(self, vectors: Tensor) -> Tensor:
+        """Vectors (k, width) at a site, in this space (k, d)."""
+        ...
+
+
+class StreamSpace:
+    """The activations at a site itself: a text is what the base makes of it there, the mean over its tokens.
+
+    Activations share one large direction that tells no text from another; it is taken out by subtracting their mean.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    @torch.inference_mode()
+    def place(self, texts: list[str], sites: list[Site], progress: Callable[[str], None]) -> dict[str, Tensor]:
+        """The texts' activations at the sites, from one pass."""
+        runtime = self._runtime
+        first_pass = FirstPass(runtime.base, [Voter(site, "mean") for site in sites])
+        rows = [runtime.reader.row(text) for text in texts]
+        order = sorted(range(len(rows)), key=lambda i: rows[i]["input_ids"].shape[0])  # little padding
+        found: list[list[Tensor]] = []
+        for start in range(0, len(order), _BATCH):
+            batch = runtime.batch([rows[i] for i in order[start : start + _BATCH]])
+            found.append([seen.pooled() for seen in first_pass(batch)])
+            progress("texts")
+        back = torch.argsort(torch.tensor(order))
+        joined = [torch.cat(parts)[back] for parts in zip(*found, strict=True)]
+        return {site.name: normalize(z - z.mean(0), dim=1) for site, z in zip(sites, joined, strict=True)}
+
+    def project(self, vectors: Tensor) -> Tensor:
+        """Vectors at a site are of the stream already."""
+        return vectors
+
+
+class ClipSpace:
+    """The joint space of a CLIP model: texts through its text tower, vectors through its visual projection.
+
+    Args:
+        runtime: a bundle of CLIP vision towers.
+        source: the whole CLIP model; where the bundle's base came from by default.
+
+    Raises:
+        InputError: it is no CLIP with a visual projection, or of another width.
+    """
+
+    def __init__(self, runtime: Runtime, source: str | None) -> None:
+        from transformers import AutoModel, AutoTokenizer
+
+        said = source or runtime.recipe.base
+        try:
+            path = find_source(said, Path(), download=True).path
+            self._clip: Any = AutoModel.from_pretrained(path).eval()
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        except (InputError, OSError, ValueError, KeyError) as error:
+            raise InputError(
+                f"{said}: no CLIP model with a text tower can be loaded ({str(error).splitlines()[0]}). Images need one to "
+                "meet texts; name it (`clip=`, `--clip`)."
+            ) from None
+        projection = getattr(self._clip, "visual_projection", None)
+        width = runtime.base.config.hidden_size
+        if projection is None or projection.weight.shape[1] != width:
+            raise InputError(
+                f"{said}: a {type(self._clip).__name__} without a visual projection from the {width} features of this "
+                "bundle. Name the CLIP model whose vision tower the base is (`clip=`, `--clip`)."
+            )
+        self._projection: Tensor = projection.weight.detach().float()
+
+    @torch.inference_mode()
+    def place(self, texts: list[str], sites: list[Site], progress: Callable[[str], None]) -> dict[str, Tensor]:
+        """The texts' embeddings, the same for every site."""
+        found = []
+        for start in range(0, len(texts), _BATCH):
+            part = texts[start : start + _BATCH]
+            inputs = self._tokenizer(part, padding=True, truncation=True, return_tensors="pt")
+            output = self._clip.get_text_features(**inputs)
+            found.append(output if isinstance(output, Tensor) else output.pooler_output)
+            progress("texts")
+        placed = normalize(torch.cat(found).float(), dim=1)
+        return {site.name: placed for site in sites}
+
+    def project(self, vectors: Tensor) -> Tensor:
+        """Vectors through the visual projection; the norm before it is left out, as in the paper."""
+        return vectors @ self._projection.mT
