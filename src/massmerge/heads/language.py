@@ -7,7 +7,9 @@ stored by each task that has it, or once for the base, and like all tensors with
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +21,83 @@ from massmerge.checkpoints.skeleton import Skeleton, build
 from massmerge.errors import InputError
 from massmerge.subspace import SecondPass, SetChanges
 from massmerge.subspace.modules import SubspaceLinear
-from massmerge.tensorfile import read_header, read_tensor
+from massmerge.tensorfile import TensorInfo, read_header, read_tensor
 from massmerge.trees import replace_module, shared_copy
+
+
+class LanguageShell:
+    """The family's class of language model without its backbone.
+
+    Args:
+        base: the backbone that it will be put around, or one of the same class.
+
+    Raises:
+        InputError: the base is no model that generates.
+    """
+
+    def __init__(self, base: PreTrainedModel) -> None:
+        name = language_class(base.config)
+        if name is None:
+            raise InputError(
+                f"a {type(base).__name__} generates no text. That takes an encoder-decoder such as T5, or a decoder such as "
+                "Llama. Use `predict`."
+            )
+        skeleton, ours = build(base.config, name), Skeleton(base)
+        inside = skeleton.submodule(type(base)) or ""
+        parts = split(skeleton, ours)
+        self.own = parts.head
+        """Names of the tensors that the backbone does not have."""
+        self.tied = {
+            alias: parts.backbone[slot.name]
+            for slot in skeleton.slots.values()
+            if slot.name in parts.backbone
+            for alias in (slot.name, *slot.aliases)
+            if alias.removeprefix(inside) not in ours.canonical
+        }
+        """Tied output layers: their weights' names, and the base's name of the tensor that they read."""
+        # The backbone stands in one place, or (T5) each of its parts does.
+        self._places = {inside.rstrip("."): ""} if inside else {name: name for name, _ in base.named_children()}
+        self._model = skeleton.model.eval()
+        for path in self._places:
+            replace_module(self._model, path, nn.Identity())
+
+    @property
+    def defaults(self) -> GenerationConfig:
+        """How the class generates where nothing says otherwise."""
+        return cast(GenerationConfig, self._model.generation_config)
+
+    def around(
+        self, backbone: nn.Module, heads: dict[str, Tensor], tie: Callable[[nn.Module, str], nn.Module]
+    ) -> PreTrainedModel:
+        """The language model.
+
+        Args:
+            backbone: what it is put around.
+            heads: output layers that are stored, by name.
+            tie: gives the layer that reads the named tensor of the base in place of a tied one.
+        """
+        missing = [name for name in self.own if name not in heads]
+        if missing:
+            raise InputError(
+                f"the bundle holds no {', '.join(missing)}, which turns features into words. Merge again, with a base or "
+                "experts that have it."
+            )
+        model = shared_copy(self._model)
+        for path, part in self._places.items():
+            replace_module(model, path, backbone.get_submodule(part))
+        for name, tensor in heads.items():
+            _assign(model, name, tensor)
+        for name, tensor_name in self.tied.items():
+            if name not in heads:
+                owner = name.removesuffix(".weight")
+                replace_module(model, owner, tie(model.get_submodule(owner), tensor_name))
+        return model
+
+    def stored(self, bundle: Path, tasks: Sequence[str]) -> dict[str, Tensor]:
+        """Output layers that a bundle stores for a set: the mean over its tasks, or the base's where no task has any."""
+        found = _heads([bundle / "tasks" / task for task in tasks]) or _heads([bundle / "base"])
+        names = [n for n in (*self.own, *self.tied) if any(n in header for header in found)]
+        return {n: torch.stack([read_tensor(h[n]).float() for h in found if n in h]).mean(0) for n in names}
 
 
 class LanguageModels:
@@ -31,45 +108,22 @@ class LanguageModels:
         second_pass: its modules with the updates of sets.
         bundle: the bundle's folder, for heads that are stored.
         tasks: names of the tasks, in order.
-
-    Raises:
-        InputError: the base is no model that generates.
     """
 
     def __init__(self, base: PreTrainedModel, second_pass: SecondPass, bundle: Path, tasks: list[str]) -> None:
-        name = language_class(base.config)
-        if name is None:
-            raise InputError(
-                f"a {type(base).__name__} generates no text. That takes an encoder-decoder such as T5, or a decoder such as "
-                "Llama. Use `predict`."
-            )
         self._base, self._second_pass, self._bundle, self._tasks = base, second_pass, bundle, tasks
-        skeleton = build(base.config, name)
-        ours = Skeleton(base)
-        self._inside = skeleton.submodule(type(base)) or ""
-        parts = split(skeleton, ours)
-        # Tied output layers: their names in the class, and the base's name of the tensor that they read.
-        self._tied = {
-            alias: parts.backbone[slot.name]
-            for slot in skeleton.slots.values()
-            if slot.name in parts.backbone
-            for alias in (slot.name, *slot.aliases)
-            if alias.removeprefix(self._inside) not in ours.canonical
-        }
-        self._own = parts.head
-        self._shell = skeleton.model.eval()
-        for path in self._backbone_paths():
-            replace_module(self._shell, path, nn.Identity())
-        own = bundle / "base"
-        said = (own / GENERATION_CONFIG).is_file()
-        self.defaults: GenerationConfig = (
-            GenerationConfig.from_pretrained(own) if said else self._shell.generation_config
-        )
-        """How the base generates where no option says otherwise."""
+        self._shell = LanguageShell(base)
         self._lock = threading.Lock()
 
+    @property
+    def defaults(self) -> GenerationConfig:
+        """How the base generates where no option says otherwise."""
+        folder = self._bundle / "base"
+        said = (folder / GENERATION_CONFIG).is_file()
+        return GenerationConfig.from_pretrained(folder) if said else self._shell.defaults
+
     def of(self, changes: SetChanges) -> PreTrainedModel:
-        """The language model of a set; its second pass must run inside `running`."""
+        """The language model of a set; it must run inside `running`."""
         with self._lock:
             found = changes.modules.get(id(self))
             if found is None:
@@ -77,52 +131,32 @@ class LanguageModels:
         assert isinstance(found, PreTrainedModel)
         return found
 
-    def _backbone_paths(self) -> list[str]:
-        """Where the backbone stands in the class: one module, or (T5) each of its parts."""
-        if self._inside:
-            return [self._inside.rstrip(".")]
-        return [name for name, _ in self._base.named_children()]
-
     def _make(self, changes: SetChanges) -> PreTrainedModel:
-        model = shared_copy(self._shell)
-        backbone = self._second_pass.of(changes)
-        for path in self._backbone_paths():
-            replace_module(model, path, backbone if self._inside else backbone.get_submodule(path))
-        heads = self._stored(changes)
-        missing = [name for name in self._own if name not in heads]
-        if missing:
-            tasks = ", ".join(self._tasks[t] for t in changes.tasks)
-            raise InputError(
-                f"{tasks}: the bundle holds no {', '.join(missing)}, which turns features into words. Merge again, with a "
-                "base or experts that have it."
-            )
-        for name, tensor in heads.items():
-            _assign(model, name, tensor)
-        for name, tensor_name in self._tied.items():
-            if name not in heads:
-                self._tie(model, name, tensor_name)
-        return model
+        heads = self._shell.stored(self._bundle, [self._tasks[task] for task in changes.tasks])
+        heads = {name: tensor.to(self._base.device) for name, tensor in heads.items()}
+        return self._shell.around(self._second_pass.of(changes), heads, self._tied_layer)
 
-    def _tie(self, model: PreTrainedModel, name: str, tensor: str) -> None:
-        """Let an output layer read the base's table, with the update of the running set."""
-        owner = name.removesuffix(".weight")
-        layer = model.get_submodule(owner)
-        _assign(model, name, self._base.get_parameter(tensor))
-        replace_module(model, owner, SubspaceLinear(layer, tensor, f"{owner}.bias", transposed=False))
-
-    def _stored(self, changes: SetChanges) -> dict[str, Tensor]:
-        """The set's own output layers: the mean over its tasks, or the base's where no task has any."""
-        folders = [self._bundle / "tasks" / self._tasks[task] for task in changes.tasks]
-        base = self._bundle / "base"
-        found = [read_header(f) for f in _head_files(folders)] or [read_header(f) for f in _head_files([base])]
-        names = [n for n in (*self._own, *self._tied) if any(n in header for header in found)]
-        return {n: torch.stack([read_tensor(h[n]).float() for h in found if n in h]).mean(0).to(self._base.device)
-                for n in names}  # fmt: skip
+    def _tied_layer(self, layer: nn.Module, tensor: str) -> nn.Module:
+        """An output layer that reads the base's table, with the update of the running set."""
+        _assign(layer, "weight", self._base.get_parameter(tensor))
+        return SubspaceLinear(layer, tensor, "", transposed=False)
 
 
-def _head_files(folders: list[Path]) -> list[Path]:
+def dense_language_model(bundle: Path, backbone: PreTrainedModel, task: str) -> PreTrainedModel:
+    """An expert that writes, around a dense backbone that holds its weights."""
+
+    def tie(layer: nn.Module, tensor: str) -> nn.Module:
+        _assign(layer, "weight", backbone.get_parameter(tensor))
+        return layer
+
+    shell = LanguageShell(backbone)
+    return shell.around(backbone, shell.stored(bundle, [task]), tie)
+
+
+def _heads(folders: list[Path]) -> list[dict[str, TensorInfo]]:
     """The tensors of heads that are classes of transformers."""
-    return [f / "head" / "model.safetensors" for f in folders if (f / "head" / "config.json").is_file()]
+    found = [f / "head" / "model.safetensors" for f in folders if (f / "head" / "config.json").is_file()]
+    return [read_header(path) for path in found]
 
 
 def _assign(model: nn.Module, name: str, value: Tensor) -> None:
