@@ -23,7 +23,9 @@ from massmerge.heads.runtime import Head, ShellHead, load_head
 from massmerge.inputs import InputReader
 from massmerge.prepare import Prepared
 from massmerge.recipe import AnswerOptions
+from massmerge.routing.sites import probe_inputs
 from massmerge.runtime import with_decoder_start
+from massmerge.subspace.install import PROBE_BATCH, Observed, observe
 from massmerge.trees import take_rows
 
 
@@ -60,6 +62,10 @@ class Answering:
         """The keyword arguments with which the tasks' models would call the backbone."""
         shell = next((head for head in self.heads.values() if isinstance(head, ShellHead)), None)
         return shell.backbone_call(batch, self.base) if shell else with_decoder_start(batch, self.base)
+
+    def observed(self) -> Observed:
+        """What a forward pass shows of the base's modules."""
+        return observe(self.base, self.call(probe_inputs(self.base, PROBE_BATCH)))
 
     def answers(
         self,

@@ -54,7 +54,8 @@ def dense_base(base: Base, touched: set[str]) -> PreTrainedModel:
 
 def _filled(base: Base, config: PretrainedConfig) -> PreTrainedModel:
     """A model of the base's class with the base's tensors."""
-    model = type(base.skeleton.model)(config).eval()
+    with torch.random.fork_rng(devices=[]):  # first weights are drawn, and then all replaced
+        model: PreTrainedModel = type(base.skeleton.model)(config).eval()
     model.load_state_dict({name: base.read(name).float() for name in base.slots}, strict=False)
     return model
 

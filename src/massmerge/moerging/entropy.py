@@ -1,0 +1,62 @@
+"""Test-time adaptation: parameters are moved so that heads are surer of unlabelled inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from massmerge.answering import Answering
+from massmerge.inputs import Row
+from massmerge.moerging.peer import Inputs
+from massmerge.moerging.votes import Pass, running
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Mean entropy of the predictions of logits (batch, labels)."""
+    return -(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean()
+
+
+def minimise_entropy(
+    parts: Answering,
+    tree: nn.Module,
+    parameters: list[nn.Parameter],
+    inputs: Inputs,
+    *,
+    steps: Iterable[int],
+    batch_size: int,
+    rate: float,
+    seed: int,
+) -> None:
+    """Adapt parameters, in place, by Adam; each step is on one batch of every task, through the task's own head.
+
+    Args:
+        parts: reader and heads.
+        tree: the backbone that the parameters are in.
+        parameters: what is adapted.
+        inputs: unlabelled inputs of each task; they are drawn with replacement.
+        steps: one item for each step.
+        batch_size: inputs of each task in a step.
+        rate: of learning.
+        seed: of the draw.
+    """
+    rows = {task: [parts.reader.row(item) for item in inputs[task]] for task in parts.tasks}
+    draws = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(parameters, lr=rate)
+    for _ in steps:
+        optimizer.zero_grad()
+        for task, own in rows.items():
+            chosen = torch.randint(len(own), (batch_size,), generator=draws).tolist()
+            logits = _logits(parts, tree, task, [own[i] for i in chosen])
+            if logits.shape[1] > 1:  # one output is a number, of which there is nothing to be unsure
+                entropy(logits).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def _logits(parts: Answering, tree: nn.Module, task: str, rows: list[Row]) -> Tensor:
+    """Logits of one task's head, all inputs with the mean of their gates; gradients are kept."""
+    batch = parts.reader.batch(rows)
+    call = parts.call(batch)
+    with torch.enable_grad(), running(Pass(len(rows), batch.get("attention_mask"), shared=True)):
+        return parts.heads[task].logits(tree(**call), batch)
