@@ -65,7 +65,7 @@ def _pictures(report: Path, page: Path, name: str) -> Iterator[str]:
 def _sources(folder: Path) -> Iterator[str]:
     source = _read(folder / "base" / "source.json")
     if source:
-        yield f"Base: {' '.join(str(source[key]) for key in ('registry', 'name', 'version') if key in source)}."
+        yield f"Base: {' '.join(str(source[key]) for key in ('source', 'registry', 'name', 'version') if key in source)}."
         yield ""
 
 
