@@ -43,7 +43,7 @@ export function inputView(input, most) {
 
 function headline({ input, prediction }, bundle) {
   const none = prediction.task === null;
-  return el("header", {},
+  return el("header", { class: input.text === undefined ? "pictured" : null },
     el("div", { class: "asked" }, inputView(input, 180)),
     el("div", { class: "headline" },
       el("div", {},
@@ -74,7 +74,7 @@ function routing({ task, prediction }, bundle) {
       name in residuals ? el("td", {}, cell(signedBar(residuals[name], low, high, { tone }), number(residuals[name]))) : null,
     );
   };
-  return section("Routing", chosenWords(prediction.selected, threshold),
+  return section("Routing", chosenWords(prediction.selected, weights, threshold),
     el("table", { class: "bars" },
       el("thead", {}, el("tr", {},
         el("th", { scope: "col" }, "task"),
@@ -87,10 +87,14 @@ function routing({ task, prediction }, bundle) {
   );
 }
 
-function chosenWords(selected, threshold) {
+function chosenWords(selected, weights, threshold) {
   const chips = selected.map((name) => el("span", { class: "chip" }, name));
   const words = selected.length ? ["Selected set: ", ...chips] : ["Nothing was selected."];
-  return threshold === null ? words : [...words, el("span", { class: "aside" }, `weight ≥ ${threshold}`)];
+  if (threshold === null) return words;
+  // Where more tasks would pass, what bounded the set is how many it may hold.
+  const passing = Object.values(weights).filter((weight) => weight >= threshold).length;
+  const bounded = selected.length && passing > selected.length ? `, at most ${selected.length}` : "";
+  return [...words, el("span", { class: "aside" }, `weight ≥ ${threshold}${bounded}`)];
 }
 
 /** What the router rests on, in words. */
