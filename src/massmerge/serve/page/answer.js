@@ -1,7 +1,7 @@
 /** One answer with its reasons: label, routing of every task, heads of the selected set, time. */
 
 import { bar, cell, signedBar, stackedBar } from "./bars.js";
-import { el, ms, number, percent, plural, shorten } from "./dom.js";
+import { el, ms, number, percent, plural, shorten, table } from "./dom.js";
 import { requestDetails } from "./request.js";
 
 /**
@@ -52,7 +52,8 @@ function headline({ input, prediction }, bundle) {
           ? "The voters see none of the tasks in this input, so the bundle abstains."
           : ["task ", el("strong", {}, prediction.task)]),
       ),
-      none ? null : el("p", { class: "score" }, el("span", {}, scoreText(prediction, bundle)), el("small", {}, "score")),
+      none ? null : el("p", { class: "score" },
+        el("span", {}, scoreText(prediction, bundle)), el("small", {}, "score")),
     ),
   );
 }
@@ -68,21 +69,16 @@ function routing({ task, prediction }, bundle) {
   const row = (name) => {
     const chosen = prediction.selected.includes(name);
     const tone = chosen ? "chosen" : "";
+    const bars = [cell(bar(weights[name], { tone, tick: threshold }), number(weights[name]))];
+    if (name in residuals) bars.push(cell(signedBar(residuals[name], low, high, { tone }), number(residuals[name])));
     return el("tr", { class: tone },
       el("th", { scope: "row" }, name, chosen ? el("span", { class: "mark" }, "selected") : null),
-      el("td", {}, cell(bar(weights[name], { tone, tick: threshold }), number(weights[name]))),
-      name in residuals ? el("td", {}, cell(signedBar(residuals[name], low, high, { tone }), number(residuals[name]))) : null,
+      bars.map((one) => el("td", {}, one)),
     );
   };
+  const residual = ["residual", el("span", { class: "dash" }, ", "), el("small", {}, "less is better")];
   return section("Routing", chosenWords(prediction.selected, weights, threshold),
-    el("table", { class: "bars" },
-      el("thead", {}, el("tr", {},
-        el("th", { scope: "col" }, "task"),
-        el("th", { scope: "col" }, "weight"),
-        values.length ? el("th", { scope: "col" }, "residual", el("span", { class: "dash" }, ", "), el("small", {}, "less is better")) : null,
-      )),
-      el("tbody", {}, names.map(row)),
-    ),
+    table("bars", values.length ? ["task", "weight", residual] : ["task", "weight"], names.map(row)),
     evidence(prediction.explain),
   );
 }
@@ -102,7 +98,9 @@ function evidence({ lift, agreement, site }) {
   const voters = site.split(" ");
   const facts = [];
   if (lift !== null) facts.push(["lift", `${number(lift)} × what a random subspace of its size would hold`]);
-  if (agreement !== null) facts.push(["agreement", `${Math.round(100 * agreement)} % among ${plural(voters.length, "voter")}`]);
+  if (agreement !== null) {
+    facts.push(["agreement", `${Math.round(100 * agreement)} % among ${plural(voters.length, "voter")}`]);
+  }
   facts.push(["voters", voters.join(", ")]);
   return el("details", {}, el("summary", {}, "Evidence"), definitions(facts));
 }
@@ -120,10 +118,7 @@ function heads({ task, label, explain }, bundle) {
     );
   };
   return section("Heads", `The best labels of ${found.length === 1 ? "the selected task" : "each selected task"}.`,
-    found.map(([name, labels]) => el("table", { class: "bars two" },
-      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, name), el("th", { scope: "col" }, "score"))),
-      el("tbody", {}, labels.map(row(name))),
-    )));
+    found.map(([name, labels]) => table("bars two", [name, "score"], labels.map(row(name)))));
 }
 
 function time({ explain, seen_ms: seen }) {
@@ -135,8 +130,10 @@ function time({ explain, seen_ms: seen }) {
   return section("Time", `${ms(total)} in the service, ${ms(seen)} until it was here.${shared}`,
     stackedBar(names.map((name) => ({ share: total ? timings[name] / total : 0, tone: tone(name) }))),
     el("ul", { class: "legend" }, names.map((name) => el("li", {},
-      el("span", { class: `dot ${tone(name)}`, "aria-hidden": "true" }), name, " ", el("strong", {}, ms(timings[name]))))),
+      el("span", { class: `dot ${tone(name)}`, "aria-hidden": "true" }), name, " ",
+      el("strong", {}, ms(timings[name]))))),
   );
 }
 
-const section = (title, lead, ...body) => el("section", {}, el("h3", {}, title), el("p", { class: "lead" }, lead), ...body);
+const section = (title, lead, ...body) =>
+  el("section", {}, el("h3", {}, title), el("p", { class: "lead" }, lead), ...body);

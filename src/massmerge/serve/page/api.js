@@ -24,12 +24,21 @@ export class Problem extends Error {
   }
 }
 
-// Kept for this tab only, so that loading the page anew does not ask again.
-let key = sessionStorage.getItem(KEY) ?? "";
+let key = stored((store) => store.getItem(KEY)) ?? "";
 
+/** Use a key from now on; it is kept for this tab only, so that loading the page anew does not ask again. */
 export function setKey(value) {
   key = value;
-  sessionStorage.setItem(KEY, value);
+  stored((store) => store.setItem(KEY, value));
+}
+
+/** What the tab's store gives; nothing where the browser does not allow one. */
+function stored(use) {
+  try {
+    return use(sessionStorage);
+  } catch {
+    return null;
+  }
 }
 
 export const hasKey = () => key !== "";
@@ -65,7 +74,8 @@ function bodyOf(input, options) {
 }
 
 async function request(path, options = {}) {
-  const headers = { Accept: "application/json", ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  const headers = { Accept: "application/json", ...options.headers };
+  if (key) headers.Authorization = `Bearer ${key}`;
   let response;
   try {
     response = await fetch(path, { ...options, headers });
@@ -81,7 +91,8 @@ async function request(path, options = {}) {
 function problemOf(response, body) {
   const { status } = response;
   const { code = "", message = "" } = body?.error ?? {};
-  const title = TITLES_OF_CODES[code] ?? TITLES[status] ?? (status >= 500 ? "The service has a fault" : "That did not work");
+  const other = status >= 500 ? "The service has a fault" : "That did not work";
+  const title = TITLES_OF_CODES[code] ?? TITLES[status] ?? other;
   const wait = Number.parseInt(response.headers.get("Retry-After") ?? "", 10);
   return new Problem(title, message || `The server answered with status ${status}.`, {
     status, code, retryAfter: Number.isNaN(wait) ? null : wait,

@@ -35,14 +35,19 @@ async function start() {
 class Page {
   constructor(bundle) {
     this.bundle = bundle;
-    this.form = new Ask(bundle, { ask: (input, task) => this.ask(input, task), fail: (problem) => this.fail(problem) });
+    this.form = new Ask(bundle, {
+      ask: (input, task) => this.ask(input, task),
+      fail: (problem) => this.fail(problem),
+    });
     this.history = new History(bundle, (entry) => this.show(entry, { again: true }));
     this.view = new BundleView(bundle);
     this.running = null;
     const tasks = plural(bundle.tasks.length, "task");
     byId("model").textContent = bundle.name;
     byId("version").textContent = `massmerge ${bundle.versions.massmerge}`;
-    byId("ask-lead").textContent = `One backbone, ${tasks}. The bundle finds the task of ${bundle.kind === "image" ? "an image" : "a text"} by itself, and shows how.`;
+    const one = bundle.kind === "image" ? "an image" : "a text";
+    const lead = `One backbone, ${tasks}. The bundle finds the task of ${one} by itself, and shows how.`;
+    byId("ask-lead").textContent = lead;
     byId("answer").replaceChildren(welcomePanel(bundle));
     addEventListener("hashchange", () => this.turn());
     this.turn();

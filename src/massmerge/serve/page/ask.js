@@ -32,7 +32,8 @@ export class Ask {
   submit() {
     const input = this.image ? this.input : { text: byId("text").value };
     if (!input || input.text?.trim() === "") {
-      this.heard.fail(new Problem("Nothing to ask yet", this.image ? "Choose an image first." : "Type a text first.", { status: 422 }));
+      const wanted = this.image ? "Choose an image first." : "Type a text first.";
+      this.heard.fail(new Problem("Nothing to ask yet", wanted, { status: 422 }));
       byId(this.image ? "file" : "text").focus();
       return;
     }
@@ -61,7 +62,8 @@ export class Ask {
     document.addEventListener("drop", (event) => {
       if (!hasFile(event)) return;
       event.preventDefault();
-      this.heard.fail(new Problem("This bundle answers text", "Files are not read here. Paste the text instead.", { status: 415 }));
+      const instead = "Files are not read here. Paste the text instead.";
+      this.heard.fail(new Problem("This bundle answers text", instead, { status: 415 }));
     });
   }
 

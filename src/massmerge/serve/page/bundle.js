@@ -1,7 +1,7 @@
 /** The second view: what the bundle holds, how alike its tasks are, and what is asked of it now. */
 
 import { bar, stackedBar } from "./bars.js";
-import { byId, bytes, el, number, percent, plural, whole } from "./dom.js";
+import { byId, bytes, el, number, percent, plural, table, whole } from "./dom.js";
 import { similarityTable } from "./similarity.js";
 import { TrafficPanel } from "./traffic.js";
 
@@ -12,7 +12,9 @@ export class BundleView {
   /** @param {object} bundle what `v1/bundle` says */
   constructor(bundle) {
     this.traffic = new TrafficPanel(bundle.tasks.map(({ name }) => name));
-    byId("bundle-lead").textContent = `${plural(bundle.tasks.length, "task")} on ${bundle.base.source} (${bundle.base.class}), in ${number(bundle.ratio)} times its size.`;
+    const { tasks: all, base, ratio } = bundle;
+    const lead = `${plural(all.length, "task")} on ${base.source} (${base.class}), in ${number(ratio)} times its size.`;
+    byId("bundle-lead").textContent = lead;
     byId("bundle").replaceChildren(
       sizes(bundle), this.traffic.panel, tasks(bundle), similarity(bundle), settings(bundle));
   }
@@ -33,15 +35,16 @@ function sizes({ base, sizes: parts, ratio, tasks: all }) {
     [`${plural(all.length, "model")} of the base's size`, bytes(all.length * base.bytes), `${number(all.length)} ×`,
       bar(all.length / most)],
   ];
-  const apart = Object.entries(parts).filter(([name, count]) => count > 0 && name !== "base");
+  const apart = Object.entries(parts)
+    .filter(([name, count]) => count > 0 && name !== "base")
+    .map(([name, count]) => [name, count, name === "heads" ? "" : "chosen"]);
   return card("size", "Size", null,
     el("p", { class: "hero" }, `${number(ratio)} ×`, el("small", {}, "the base; heads are not counted")),
     el("ul", { class: "sizes" }, rows.map(([name, size, times, drawn]) => el("li", {},
       el("span", { class: "name" }, name), el("span", {}, size), el("span", {}, times), drawn))),
     el("ul", { class: "legend" },
-      el("li", {}, el("span", { class: "dot base", "aria-hidden": "true" }), "base ", el("strong", {}, bytes(base.bytes))),
-      apart.map(([name, count]) => el("li", {},
-        el("span", { class: name === "heads" ? "dot" : "dot chosen", "aria-hidden": "true" }), name, " ", el("strong", {}, bytes(count))))),
+      [["base", base.bytes, "base"], ...apart].map(([name, count, tone]) => el("li", {},
+        el("span", { class: `dot ${tone}`, "aria-hidden": "true" }), name, " ", el("strong", {}, bytes(count))))),
   );
 }
 
@@ -57,11 +60,9 @@ function tasks({ tasks: all, base }) {
   );
   const columns = ["task", "labels", "size", "of the base", "rank", "of its change kept", "expert"];
   const right = new Set(["size", "of the base", "rank", "of its change kept"]);
+  const head = (name) => el("th", { scope: "col", class: right.has(name) ? "right" : null }, name);
   return card("whole", "Tasks", "Size is that of a task's factors and whole tensors, without its head.",
-    scrolled("Tasks", el("table", { class: "tasks" },
-      el("thead", {}, el("tr", {}, columns.map((name) => el("th", { scope: "col", class: right.has(name) ? "right" : null }, name)))),
-      el("tbody", {}, all.map(row)),
-    )));
+    scrolled("Tasks", table("tasks", columns.map(head), all.map(row))));
 }
 
 function labels({ name, labels: names }) {
@@ -69,7 +70,8 @@ function labels({ name, labels: names }) {
   const few = names.join(", ");
   if (few.length <= 36) return few;
   return el("details", {},
-    el("summary", {}, `${whole(names.length)} labels`, el("span", { class: "unseen" }, ` of ${name}`)), el("p", {}, few));
+    el("summary", {}, `${whole(names.length)} labels`, el("span", { class: "unseen" }, ` of ${name}`)),
+    el("p", {}, few));
 }
 
 function rank(range) {
@@ -80,21 +82,29 @@ function rank(range) {
 
 function similarity({ tasks: all, similarity: cosines }) {
   if (all.length < 2) return "";
-  return card(all.length > HALF ? "whole" : "alike", "Similarity of the tasks", "Cosine of what each two tasks change in the base. The nearer to 1, the harder to tell apart.",
-    scrolled("Similarity of the tasks", similarityTable(all.map(({ name }) => name), cosines)));
+  const title = "Similarity of the tasks";
+  const lead = "Cosine of what each two tasks change in the base. The nearer to 1, the harder to tell apart.";
+  return card(all.length > HALF ? "whole" : "alike", title, lead,
+    scrolled(title, similarityTable(all.map(({ name }) => name), cosines)));
 }
 
 function settings({ tasks: all, router, limits = {}, versions }) {
-  const shown = (value) => (Array.isArray(value) ? value.join(", ") : value !== null && typeof value === "object" ? JSON.stringify(value) : String(value));
   const group = (title, facts) => el("div", {}, el("h3", {}, title),
     el("dl", {}, Object.entries(facts).map(([name, value]) => [
-      el("dt", {}, name.replaceAll("_", " ")), el("dd", {}, typeof value === "number" ? whole(value) : shown(value))])));
+      el("dt", {}, name.replaceAll("_", " ")), el("dd", {}, setting(value))])));
   return card(all.length > HALF ? "whole" : "settings", "Settings", null, el("div", { class: "groups" },
     group("Router", router), group("Limits of a request", limits), group("Versions", versions)));
 }
 
+function setting(value) {
+  if (typeof value === "number") return whole(value);
+  if (Array.isArray(value)) return value.join(", ");
+  return value !== null && typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
 /** A wide table scrolls by itself, by keyboard too; the page never does. */
-const scrolled = (name, table) => el("div", { class: "scrolled", tabindex: "0", role: "region", "aria-label": name }, table);
+const scrolled = (name, wide) =>
+  el("div", { class: "scrolled", tabindex: "0", role: "region", "aria-label": name }, wide);
 
 const card = (place, title, lead, ...body) => el("section", { class: `card ${place}` },
   el("h2", {}, title), lead ? el("p", { class: "lead" }, lead) : null, ...body);

@@ -16,6 +16,12 @@ export function el(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** A table: the heads of its columns (texts, or elements in their place), and its rows. */
+export function table(kind, heads, rows) {
+  const head = (one) => (one instanceof Element ? one : el("th", { scope: "col" }, one));
+  return el("table", { class: kind }, el("thead", {}, el("tr", {}, heads.map(head))), el("tbody", {}, rows));
+}
+
 export const byId = (id) => document.getElementById(id);
 
 /** A probability: never rounded to a certainty that it is not. */

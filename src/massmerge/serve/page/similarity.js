@@ -1,6 +1,6 @@
 /** The heat map, which is a table of numbers first and colour second. */
 
-import { el, number } from "./dom.js";
+import { el, number, table } from "./dom.js";
 
 const LEAST_RANGE = 0.2; // so that noise among unlike tasks does not glow
 
@@ -13,10 +13,7 @@ export function similarityTable(names, cosines) {
     const tone = value < 0 ? "cold" : "hot";
     return el("td", { class: tone, style: { "--heat": (Math.abs(value) / range).toFixed(3) } }, number(value));
   };
-  return el("table", { class: "heat" },
-    el("thead", {}, el("tr", {},
-      el("td", {}), names.map((name) => el("th", { scope: "col" }, el("span", {}, name))))),
-    el("tbody", {}, cosines.map((row, i) => el("tr", {},
-      el("th", { scope: "row" }, names[i]), row.map((value, j) => heat(value, i === j))))),
-  );
+  return table("heat", [el("td", {}), ...names.map((name) => [el("span", {}, name)])],
+    cosines.map((row, i) => el("tr", {},
+      el("th", { scope: "row" }, names[i]), row.map((value, j) => heat(value, i === j)))));
 }

@@ -2,7 +2,7 @@
 
 import { getTraffic } from "./api.js";
 import { bar, cell } from "./bars.js";
-import { el, ms, plural, whole } from "./dom.js";
+import { el, ms, plural, table, whole } from "./dom.js";
 
 const EVERY = 2000; // milliseconds
 const MINUTE = 60_000;
@@ -50,21 +50,29 @@ export class TrafficPanel {
   }
 
   #draw(traffic) {
-    const { tasks, abstentions, errors, seconds, latency_ms: latency, queue } = traffic;
-    const answered = Object.values(tasks).reduce((sum, count) => sum + count, 0);
-    const quantiles = latency.p50 === null ? "" : ` Half of the requests took at most ${ms(latency.p50)}, 95 % at most ${ms(latency.p95)}.`;
-    this.state.textContent = `${plural(answered, "answer")} in ${duration(seconds)}.${quantiles} ${whole(queue.waiting)} waiting, room for ${whole(queue.limit)}.`;
-    const rows = this.names.map((name) => [name, tasks[name] ?? 0, "chosen"]);
+    const { tasks, abstentions, errors } = traffic;
+    this.state.textContent = summary(traffic);
+    // A bundle that was loaded anew may have tasks that this page has not heard of.
+    const names = new Set([...this.names, ...Object.keys(tasks)]);
+    const rows = [...names].map((name) => [name, tasks[name] ?? 0, "chosen"]);
     if (abstentions) rows.push(["no task fits", abstentions, ""]);
     if (errors) rows.push(["could not be answered", errors, "bad"]);
     const most = Math.max(1, ...rows.map(([, count]) => count));
     this.body.replaceChildren(
-      el("table", { class: "bars two" },
-        el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "task"), el("th", { scope: "col" }, "answers since the start"))),
-        el("tbody", {}, rows.map(([name, count, tone]) => el("tr", {},
-          el("th", { scope: "row" }, name), el("td", {}, cell(bar(count / most, { tone }), whole(count))))))),
+      table("bars two", ["task", "answers since the start"], rows.map(([name, count, tone]) => el("tr", {},
+        el("th", { scope: "row" }, name), el("td", {}, cell(bar(count / most, { tone }), whole(count)))))),
       minutes(traffic));
   }
+}
+
+/** The traffic in words. */
+function summary({ tasks, seconds, latency_ms: latency, queue }) {
+  const answered = Object.values(tasks).reduce((sum, count) => sum + count, 0);
+  const quick = latency.p50 === null
+    ? ""
+    : ` Half of the requests took at most ${ms(latency.p50)}, 95 % at most ${ms(latency.p95)}.`;
+  const waiting = `${whole(queue.waiting)} waiting, room for ${whole(queue.limit)}.`;
+  return `${plural(answered, "answer")} in ${duration(seconds)}.${quick} ${waiting}`;
 }
 
 /** Answers a minute, as columns; minutes without any are not sent and drawn empty. */
@@ -77,11 +85,12 @@ function minutes({ since, seconds, recent }) {
     if (ago >= 0 && ago < MINUTES) counts[MINUTES - 1 - ago] += count;
   }
   const most = Math.max(1, ...counts);
+  const captions = [`${MINUTES} minutes ago`, `most in a minute: ${whole(Math.max(...counts))}`, "now"];
   const label = `Answers a minute over the last ${MINUTES} minutes: ${counts.join(", ")}`;
   return el("figure", {},
     el("div", { class: "minutes", role: "img", "aria-label": label },
       counts.map((count) => el("span", { style: { height: `${(100 * count) / most}%` } }))),
-    el("figcaption", {}, el("span", {}, `${MINUTES} minutes ago`), el("span", {}, `most in a minute: ${whole(most === 1 ? Math.max(...counts) : most)}`), el("span", {}, "now")));
+    el("figcaption", {}, captions.map((text) => el("span", {}, text))));
 }
 
 function duration(seconds) {

@@ -3,7 +3,7 @@
 import { el } from "./dom.js";
 
 const STEPS = [
-  ["First pass", "The base reads the input and stops early. What each task's subspace leaves of it is the task's residual."],
+  ["First pass", "The base reads the input and stops early. What a task's subspace leaves of it is its residual."],
   ["Routing", "The tasks that leave least are selected. Nobody names a task."],
   ["Second pass", "The base runs again with the selected tasks' low-rank update, and their heads answer."],
 ];
