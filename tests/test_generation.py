@@ -102,7 +102,7 @@ def test_a_set_generates_as_a_dense_checkpoint_of_it(bundles, tmp_path, kind, ta
     assert [g.tokens for g in found] == [dense_tokens(dense, row) for row in prompts(kind)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["t5 untied", "gpt2"])
 def test_the_language_model_of_a_set_has_the_logits_of_a_dense_checkpoint(bundles, kind):
     runtime = massmerge.load(bundles(kind))._runtime
     changes = runtime.changes((1,))
@@ -133,7 +133,7 @@ def test_prompts_of_a_mixed_batch_are_routed_and_answered_one_by_one(bundles, ki
     assert told == [g.tokens for g in alone]
 
 
-@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+@pytest.mark.parametrize("kind", ["gpt2"])
 def test_beams_and_several_texts_are_those_of_transformers(bundles, kind):
     options = {"num_beams": 3, "num_return_sequences": 2}
     found = massmerge.load(bundles(kind)).generate(prompts(kind, 2), task="a", max_new_tokens=NEW, **options)
@@ -142,7 +142,7 @@ def test_beams_and_several_texts_are_those_of_transformers(bundles, kind):
 
 
 def test_hot_sets_with_dense_weights_generate_the_same(bundles):
-    plain, cached = massmerge.load(bundles("llama")), massmerge.load(bundles("llama"), cache="10MB")
+    plain, cached = massmerge.load(bundles("llama untied")), massmerge.load(bundles("llama untied"), cache="10MB")
     for _ in range(4):
         found = cached.generate(prompts("llama"), max_new_tokens=NEW)
     assert cached._runtime.cache.held_bytes > 0
@@ -240,7 +240,7 @@ def test_a_classifier_on_a_decoder_generates_nothing(tmp_path_factory):
 
 def test_a_decoder_without_heads_is_told_to_generate(bundles):
     with pytest.raises(InputError, match="Use `generate`, `embed` or `route`"):
-        massmerge.load(bundles("llama")).predict(prompts("llama"))
+        massmerge.load(bundles("llama untied")).predict(prompts("llama"))
 
 
 @pytest.mark.parametrize(

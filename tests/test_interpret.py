@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers as tf
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
@@ -55,12 +55,14 @@ def cases(seed: int, k: int = 6, width: int = 12, count: int = 40) -> tuple[torc
     return strength[:, None] * v, normalize(torch.randn(count, width, generator=generator), dim=1)
 
 
+@settings(max_examples=25)
 @given(st.integers(0, 10_000), st.integers(2, 8))
 def test_the_picks_are_those_of_the_naive_twin(seed, k):
     vectors, texts = cases(seed, k)
     assert [pick.position for pick in text_span(vectors, texts, k - 1)] == naive_text_span(vectors, texts, k - 1)
 
 
+@settings(max_examples=25)
 @given(st.integers(0, 10_000), st.integers(2, 9))
 def test_no_text_is_picked_twice_and_shares_are_parts_of_the_whole(seed, k):
     picks = text_span(*cases(seed, k), top=40)
@@ -69,6 +71,7 @@ def test_no_text_is_picked_twice_and_shares_are_parts_of_the_whole(seed, k):
     assert sum(pick.share for pick in picks) <= 1 + 1e-9
 
 
+@settings(max_examples=25)
 @given(st.integers(0, 10_000))
 def test_the_order_of_the_bank_does_not_matter(seed):
     vectors, texts = cases(seed)

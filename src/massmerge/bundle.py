@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from massmerge.checkpoints.backbone import language_class
 from massmerge.errors import InputError, listing
 from massmerge.linalg import Factors
 from massmerge.recipe import Recipe
@@ -234,6 +235,15 @@ class Bundle:
     def takes_images(self) -> bool:
         """Whether the base is an image model."""
         return (self.path / "processor" / "preprocessor_config.json").is_file() or "image_size" in self._base_config
+
+    @property
+    def writes(self) -> bool:
+        """Whether its tasks answer with text: none has labels, and the base generates."""
+        from transformers import AutoConfig
+
+        if any(task.labels is not None for task in self.tasks):
+            return False
+        return language_class(AutoConfig.from_pretrained(self.path / "base")) is not None
 
     @cached_property
     def _base_config(self) -> dict[str, Any]:

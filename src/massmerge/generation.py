@@ -9,7 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer
+from transformers import (
+    GenerationConfig,
+    PretrainedConfig,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TextIteratorStreamer,
+)
 
 from massmerge.answers import Generation, Routing
 from massmerge.errors import InputError
@@ -21,6 +27,46 @@ from massmerge.subspace.updates import SetChanges
 NEW_TOKENS = 64
 _OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")  # options that are no plain values
 _OURS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+def checked_options(defaults: GenerationConfig, options: dict[str, Any], model: PretrainedConfig) -> GenerationConfig:
+    """A generation configuration with options in it.
+
+    Args:
+        defaults: what holds where no option says otherwise.
+        options: those of transformers' `generate`.
+        model: the base's configuration.
+
+    Raises:
+        InputError: there is no such option, or they do not go together.
+    """
+    config = deepcopy(defaults)
+    if config.max_new_tokens is None and config.max_length is None and "max_length" not in options:
+        options = {"max_new_tokens": NEW_TOKENS, **options}
+    try:
+        unknown = [*config.update(**options), *(name for name in options if name in _OURS)]
+        config.validate()
+    except (ValueError, TypeError) as error:
+        raise InputError(f"these generation options do not go together: {error}") from None
+    if unknown:
+        raise InputError(
+            f"generation has no option {', '.join(map(repr, unknown))}. There are those of transformers' "
+            "GenerationConfig, such as max_new_tokens, num_beams, do_sample and temperature."
+        )
+    if config.pad_token_id is None:  # padding is known by the mask; any token will do
+        config.pad_token_id = getattr(model, "pad_token_id", None) or 0
+    return config
+
+
+def new_tokens(
+    written: Tensor, batch: dict[str, Tensor], config: GenerationConfig, *, encodes: bool
+) -> list[list[int]]:
+    """What was written, without the prompt or start token before it and the padding behind it."""
+    # An encoder-decoder's output begins with its start token, a decoder's with the prompt.
+    start = 1 if encodes else batch["input_ids"].shape[1]
+    ends = [config.eos_token_id] if isinstance(config.eos_token_id, int) else config.eos_token_id or []
+    rows = [row[start:] for row in written.tolist()]
+    return [row[: next((i + 1 for i, token in enumerate(row) if token in ends), len(row))] for row in rows]
 
 
 class Generator:
@@ -42,26 +88,8 @@ class Generator:
             raise InputError(f"{', '.join(classifiers)}: answers with labels, not with text. Use `predict`.")
         self._encodes = bool(getattr(runtime.base.config, "is_encoder_decoder", False))
         self._objects = {k: v for k, v in options.items() if k in _OBJECTS}
-        self._config = self._checked({k: v for k, v in options.items() if k not in _OBJECTS})
-
-    def _checked(self, options: dict[str, Any]) -> GenerationConfig:
-        """The base's generation configuration with the options in it."""
-        config: GenerationConfig = deepcopy(self._models.defaults)
-        if config.max_new_tokens is None and config.max_length is None and "max_length" not in options:
-            options = {"max_new_tokens": NEW_TOKENS, **options}
-        try:
-            unknown = [*config.update(**options), *(name for name in options if name in _OURS)]
-            config.validate()
-        except (ValueError, TypeError) as error:
-            raise InputError(f"these generation options do not go together: {error}") from None
-        if unknown:
-            raise InputError(
-                f"generation has no option {', '.join(map(repr, unknown))}. There are those of transformers' "
-                "GenerationConfig, such as max_new_tokens, num_beams, do_sample and temperature."
-            )
-        if config.pad_token_id is None:  # padding is known by the mask; any token will do
-            config.pad_token_id = getattr(self._runtime.base.config, "pad_token_id", None) or 0
-        return config
+        plain = {k: v for k, v in options.items() if k not in _OBJECTS}
+        self._config = checked_options(self._models.defaults, plain, runtime.base.config)
 
     def read(self, prompt: Any) -> Row:
         """A prompt as tensors.
@@ -82,10 +110,7 @@ class Generator:
     def __call__(self, rows: list[Row], routings: list[Routing], changes: SetChanges) -> list[Generation]:
         """A text for each prompt; all of them are routed to the same set."""
         batch = self._batch(rows)
-        written = self._generate(batch, changes, {}).tolist()
-        # An encoder-decoder's output begins with its start token, a decoder's with the prompt.
-        start = 1 if self._encodes else batch["input_ids"].shape[1]
-        tokens = [self._without_padding(row[start:]) for row in written]
+        tokens = new_tokens(self._generate(batch, changes, {}), batch, self._config, encodes=self._encodes)
         each = len(tokens) // len(rows)
         return [self._generation(tokens[i * each : (i + 1) * each], routing) for i, routing in enumerate(routings)]
 
@@ -117,12 +142,6 @@ class Generator:
         with running(Segments((Segment(changes, 0, count),), count)):
             tokens: Tensor = model.generate(**batch, generation_config=self._config, **{**self._objects, **more})
         return tokens
-
-    def _without_padding(self, tokens: list[int]) -> list[int]:
-        """Tokens up to the one that ends a text."""
-        ends = self._config.eos_token_id
-        ends = [ends] if isinstance(ends, int) else ends or []
-        return tokens[: next((i + 1 for i, token in enumerate(tokens) if token in ends), len(tokens))]
 
     def _generation(self, tokens: list[list[int]], routing: Routing) -> Generation:
         if not self._runtime.reader.has_processor:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from massmerge.answers import Routing
+from massmerge.checkpoints.backbone import language_class
 from massmerge.decision import Choice, decide
 from massmerge.errors import InputError
 from massmerge.inputs import Row
@@ -56,6 +57,11 @@ class Routed:
     def sites(self) -> list[Site]:
         """Every place where inputs can be routed, in the order of a forward pass."""
         return list(self._runtime.sites)
+
+    @property
+    def writes(self) -> bool:
+        """Whether tasks answer with text (`generate`): none has labels, and the base generates."""
+        return not self._runtime.labels and language_class(self._runtime.base.config) is not None
 
     @property
     def takes_images(self) -> bool:

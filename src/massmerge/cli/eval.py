@@ -164,8 +164,8 @@ def describe_plan(ready: Prepared, passes: list[str]) -> str:
     """What would be run, for the terminal."""
     rows = []
     for task in _plan(ready)["tasks"]:
-        known = len(ready.labels[task["task"]])
-        classes = "numbers" if task["metric"] == "spearman" else f"{len(task['classes'])} of {known}"
+        known = "" if ready.writes else f" of {len(ready.labels[task['task']])}"
+        classes = "numbers" if task["metric"] == "spearman" else f"{len(task['classes'])}{known}"
         rows.append([task["task"], f"{task['rows']:,}", f"{task['total']:,}", classes, task["metric"], task["data"]])
     parts = [
         click.style(f"{ready.suite.name}: {plural(len(rows), 'task')}; nothing is run", bold=True),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from massmerge.errors import InputError, MassError, listing
+from massmerge.evaluation.metrics import plain_text
 from massmerge.evaluation.sources import Source, open_source
 from massmerge.evaluation.spool import Spool
 from massmerge.evaluation.suite import Suite, SuiteTask
@@ -31,6 +33,8 @@ class TaskData:
     """Their labels, in the head's words."""
     total: int
     """How many rows the source has."""
+    prompted: Callable[[Any], Any] = lambda item: item
+    """What the model is asked, given what the source holds."""
     inputs: Spool = field(default_factory=Spool)
 
     def __len__(self) -> int:
@@ -48,7 +52,7 @@ class TaskData:
     def read_inputs(self) -> None:
         """Copy the inputs to the spool."""
         for item in self.source.inputs(self.rows[len(self.inputs) :]):
-            self.inputs.add(item)
+            self.inputs.add(self.prompted(item))
         if len(self.inputs) != len(self.rows):
             raise MassError(f"{self.where}: has changed while it was read: rows are missing. Run again.")
 
@@ -65,7 +69,7 @@ def read_task(
     name: str,
     task: SuiteTask,
     folder: Path,
-    known: Sequence[str],
+    known: Sequence[str] | None,
     *,
     image: bool,
     split: str | None = None,
@@ -78,7 +82,7 @@ def read_task(
         name: the task.
         task: what the suite says of it.
         folder: what relative paths start from.
-        known: the labels of its head.
+        known: the labels of its head; none for a task that writes its answers.
         image: whether inputs are images.
         split: the split, if one is asked for.
         limit: at most so many rows, drawn at random.
@@ -98,11 +102,13 @@ def read_task(
         )
     if task.metric == "spearman":
         _refuse_other_than_numbers(source, labels, known)
-    else:
+    elif known is not None:
         _refuse_unknown_labels(source, task, labels, known)
+    if known is None:
+        labels = [plain_text(label) for label in labels]
     draw = np.random.default_rng((seed, zlib.crc32(name.encode()))).permutation(len(labels))
     rows = sorted(draw[:limit].tolist())
-    return TaskData(name, source, rows, [labels[row] for row in rows], len(labels))
+    return TaskData(name, source, rows, [labels[row] for row in rows], len(labels), task.prompted)
 
 
 def _refuse_unknown_labels(source: Source, task: SuiteTask, labels: list[str], known: Sequence[str]) -> None:
@@ -129,8 +135,8 @@ def _some(labels: Iterable[str]) -> str:
     return ", ".join(names[:_SHOWN]) + rest
 
 
-def _refuse_other_than_numbers(source: Source, labels: list[str], known: Sequence[str]) -> None:
-    if len(known) != 1:
+def _refuse_other_than_numbers(source: Source, labels: list[str], known: Sequence[str] | None) -> None:
+    if known is not None and len(known) != 1:
         raise InputError(
             f"{source.where}: `metric: spearman` is for heads with one output; this one has {len(known)}: {_some(known)}."
         )
@@ -146,7 +152,7 @@ def _refuse_other_than_numbers(source: Source, labels: list[str], known: Sequenc
 def read_suite(
     suite: Suite,
     folder: Path,
-    known: Mapping[str, Sequence[str]],
+    known: Mapping[str, Sequence[str] | None],
     *,
     image: bool,
     split: str | None = None,
@@ -158,7 +164,7 @@ def read_suite(
     Args:
         suite: the suite.
         folder: what its relative paths start from.
-        known: for each task of the bundle the labels of its head.
+        known: for each task of the bundle the labels of its head, or none if it writes its answers.
         image: whether inputs are images.
         split: the split, if one is asked for; `test` otherwise.
         limit: at most so many rows of each task.

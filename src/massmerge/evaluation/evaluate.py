@@ -69,6 +69,8 @@ def evaluate(
         InputError: bundle and suite do not fit, or something is missing; nothing has been run then.
     """
     ready = prepare_evaluation(bundle, suite, folder=folder, tasks=tasks, split=split, limit=limit, seed=seed)
+    if ready.writes and route == "batch":
+        raise InputError("prompts are routed one by one: route is 'input' for bundles that write their answers.")
     if report is not None:
         require_matplotlib()
     opened = _open_experts(ready, expert_folder) if experts else None

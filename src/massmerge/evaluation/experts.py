@@ -6,7 +6,9 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +20,9 @@ from massmerge.checkpoints import LowRank
 from massmerge.checkpoints.skeleton import from_matrix
 from massmerge.errors import InputError, problems_error
 from massmerge.evaluation.data import TaskData
-from massmerge.evaluation.metrics import Given
+from massmerge.evaluation.metrics import Given, written
+from massmerge.generation import checked_options, new_tokens
+from massmerge.heads.language import dense_language_model
 from massmerge.heads.runtime import ShellHead, load_head
 from massmerge.inputs import InputReader, Row
 from massmerge.prepare import Prepared, prepare
@@ -57,6 +61,7 @@ def expert_answers(
     *,
     batch_size: int = 32,
     keep: Path | None = None,
+    generate: dict[str, Any] | None = None,
     progress: Callable[[Iterable[int], str, int], Iterable[int]] = lambda items, what, total: items,
 ) -> list[Given]:
     """What a task's own expert answers to each of its rows.
@@ -65,28 +70,30 @@ def expert_answers(
         opened: the experts, and the bundle that gives base, head and processor.
         data: the task's rows.
         batch_size: rows that run at once.
+        generate: options with which it writes its answers; none for an expert with a head.
         keep: folder in which answers are kept; those of the same expert and the same rows are not computed again.
         progress: wraps the rows.
     """
-    key = _key(opened, data)
+    key = _key(opened, data, generate)
     path = None if keep is None else keep / f"{data.task}-{key[:16]}.json"
     if path is not None and (kept := _read(path, key)) is not None:
         return kept
     # Text is padded to the longest of its batch, so inputs of like size go together.
     places = progress(sorted(range(len(data)), key=data.inputs.size), f"expert {data.task}", len(data))
-    answers = _measure(opened, data, batch_size, places)
+    measure = _measure if generate is None else partial(_measure_texts, generate)
+    answers = measure(opened, data, batch_size, places)
     if path is not None:
         _write(path, key, opened, data, answers)
     return answers
 
 
-def _key(opened: Experts, data: TaskData) -> str:
+def _key(opened: Experts, data: TaskData, generate: dict[str, Any] | None) -> str:
     """Checksum of everything that an expert's answers depend on: its files, base, head, processor, and the rows."""
     files = {path.name: file_sha256(path) for path in opened.sources.experts[data.task].source.files()}
     parts = ("base/", "processor/", f"tasks/{data.task}/head/", f"tasks/{data.task}/labels.json")
     manifest = opened.bundle.manifest
     inside = {name: e["sha256"] for name, e in manifest["files"].items() if name.startswith(parts)}
-    about = [files, inside, manifest["base"], data.sha256()]
+    about = [files, inside, manifest["base"], data.sha256(), *([] if generate is None else [generate])]
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
@@ -125,6 +132,27 @@ def _measure(opened: Experts, data: TaskData, batch_size: int, places: Iterable[
     return answers
 
 
+@torch.inference_mode()
+def _measure_texts(
+    options: dict[str, Any], opened: Experts, data: TaskData, batch_size: int, places: Iterable[int]
+) -> list[Given]:
+    """The same for an expert that writes: transformers' own `generate` on its dense weights."""
+    bundle = opened.bundle
+    base = dense_expert(opened, data.task)
+    model, defaults = dense_language_model(bundle.path, base, data.task)
+    config = checked_options(defaults, options, base.config)
+    encodes = bool(getattr(base.config, "is_encoder_decoder", False))
+    reader = InputReader(bundle.path / "processor", base.config, image=False)
+    answers = [Given()] * len(data)
+    for chosen, batch in _batches(reader, data, batch_size, places, left=not encodes):
+        prompts = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        tokens = new_tokens(model.generate(**prompts, generation_config=config), prompts, config, encodes=encodes)
+        texts = reader.processor.batch_decode(tokens[:: len(tokens) // len(chosen)], skip_special_tokens=True)
+        for place, text in zip(chosen, texts, strict=True):
+            answers[place] = written(data.task, text)
+    return answers
+
+
 def dense_expert(opened: Experts, task: str) -> PreTrainedModel:
     """The base with every tensor of an expert in its place."""
     expert, base = opened.sources.experts[task], opened.sources.base
@@ -142,7 +170,7 @@ def dense_expert(opened: Experts, task: str) -> PreTrainedModel:
 
 
 def _batches(
-    reader: InputReader, data: TaskData, size: int, places: Iterable[int]
+    reader: InputReader, data: TaskData, size: int, places: Iterable[int], *, left: bool = False
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
     """Batches of rows that can be read; the stream tells of the others."""
     chosen: list[int] = []
@@ -157,7 +185,7 @@ def _batches(
             continue
         chosen.append(place)
         if len(rows) == size:
-            yield chosen, reader.batch(rows)
+            yield chosen, reader.batch(rows, left=left)
             chosen, rows = [], []
     if rows:
-        yield chosen, reader.batch(rows)
+        yield chosen, reader.batch(rows, left=left)

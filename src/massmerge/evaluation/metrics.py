@@ -27,6 +27,22 @@ class Given(NamedTuple):
     score: float | None = None
 
 
+def plain_text(text: str) -> str:
+    """A text as it is compared with another: capitals and the amount of white space do not matter."""
+    return " ".join(text.split()).casefold()
+
+
+def written(task: str | None, text: str | None) -> Given:
+    """A text that was generated, as an answer: its label is the text, its score the number that it is, if it is one."""
+    if text is None:
+        return Given(task)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    return Given(task, plain_text(text), number if math.isfinite(number) else None)
+
+
 class Figure(NamedTuple):
     """A figure with the ends of its 95 % interval."""
 

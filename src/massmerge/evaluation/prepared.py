@@ -9,6 +9,7 @@ from pathlib import Path
 from massmerge.bundle import Bundle
 from massmerge.errors import InputError
 from massmerge.evaluation.data import TaskData, read_suite
+from massmerge.evaluation.metrics import plain_text
 from massmerge.evaluation.suite import Suite, suite_and_folder
 from massmerge.model import Model
 
@@ -26,6 +27,8 @@ class Prepared:
     """Groups of labels of several of the bundle's tasks that mean the same, of its recipe and of the suite."""
     data: dict[str, TaskData]
     notes: list[str]
+    writes: bool = False
+    """Whether the bundle answers with text."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -54,18 +57,27 @@ def prepare_evaluation(
         opened = Bundle(bundle, check=False)
         names = [task.name for task in opened.tasks]
         labels = {task.name: task.labels for task in opened.tasks if task.labels is not None}
-        image, declared = opened.takes_images, opened.recipe.shared_labels
+        image, declared, writes = opened.takes_images, opened.recipe.shared_labels, opened.writes
     else:
         opened, names, labels = None, bundle.tasks, bundle.labels
-        image, declared = bundle.takes_images, bundle.shared_labels
+        image, declared, writes = bundle.takes_images, bundle.shared_labels, bundle.writes
     groups = [*declared, *_checked_groups(given, labels)]
-    shared = [group for group in groups if len({name.partition("/")[0] for name in group} & labels.keys()) > 1]
-    data = read_suite(chosen, start, labels, image=image, split=split, limit=limit, seed=seed)
+    if writes:
+        groups = [[_plain_label(name) for name in group] for group in groups]
+    known: dict[str, tuple[str, ...] | None] = dict.fromkeys(names) if writes else {**labels}
+    shared = [group for group in groups if len({name.partition("/")[0] for name in group} & known.keys()) > 1]
+    data = read_suite(chosen, start, known, image=image, split=split, limit=limit, seed=seed)
     notes = []
     unmeasured = [name for name in names if name not in data]
     if unmeasured:
         notes.append(f"not measured, though inputs may be routed there: {', '.join(unmeasured)}.")
-    return Prepared(chosen, opened, names, labels, shared, data, notes)
+    return Prepared(chosen, opened, names, labels, shared, data, notes, writes)
+
+
+def _plain_label(name: str) -> str:
+    """A `task/label` whose label is a text that is written."""
+    task, _, label = name.partition("/")
+    return f"{task}/{plain_text(label)}"
 
 
 def _checked_groups(suite: Suite, labels: dict[str, tuple[str, ...]]) -> list[list[str]]:

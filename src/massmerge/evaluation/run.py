@@ -11,7 +11,7 @@ from typing import Any, Literal
 from massmerge.answers import Prediction
 from massmerge.evaluation.data import batches_of_one_task, stream_order
 from massmerge.evaluation.experts import Experts, expert_answers
-from massmerge.evaluation.metrics import Given
+from massmerge.evaluation.metrics import Given, written
 from massmerge.evaluation.prepared import Prepared
 from massmerge.evaluation.results import RowResult
 from massmerge.model import Model
@@ -46,7 +46,7 @@ def run_stream(
     def answers() -> Iterator[Prediction]:
         for part in parts:
             items = (ready.data[task].inputs[place] for task, place in part)
-            yield from model.stream(items, route=route, batch_size=batch_size, top=1, unknown=unknown, on_error="row")
+            yield from _answers(model, ready, items, route=route, batch_size=batch_size, unknown=unknown)
 
     began = time.perf_counter()
     spent: dict[str, float] = {}
@@ -58,6 +58,20 @@ def run_stream(
                 spent[step] = spent.get(step, 0.0) + value / answer.timings["inputs"]
     spent["all"] = (time.perf_counter() - began) * 1000
     return rows, {step: round(value / len(rows), 3) for step, value in spent.items()}
+
+
+def _answers(
+    model: Model, ready: Prepared, items: Iterable[Any], *, route: Literal["input", "batch"] = "input", **options: Any
+) -> Iterator[Prediction]:
+    """Answers to inputs: labels, or texts where the bundle writes."""
+    if not ready.writes:
+        yield from model.stream(items, route=route, top=1, on_error="row", **options)
+        return
+    for one in model.generate_many(items, on_error="row", **options, **ready.suite.generate):
+        given = written(one.task, one.text)
+        yield Prediction(
+            given.task, given.label, given.score, routing=one.routing, timings=one.timings, error=one.error
+        )
 
 
 def _like_lengths(order: list[tuple[str, int]], ready: Prepared, window: int) -> list[tuple[str, int]]:
@@ -99,7 +113,7 @@ def run_known(
     def answers() -> Iterator[tuple[RowResult, Prediction]]:
         for task, missed in other.items():
             items = (ready.data[task].inputs[row.place] for row in missed)
-            given = model.stream(items, task=task, batch_size=batch_size, top=1, on_error="row")
+            given = _answers(model, ready, items, task=task, batch_size=batch_size)
             yield from zip(missed, given, strict=True)
 
     for row, answer in progress(answers(), "with the task known", sum(map(len, other.values()))):
@@ -117,7 +131,8 @@ def run_experts(
 ) -> None:
     """Answer the rows of each task with its own expert, one expert in memory at a time."""
     for task, data in ready.data.items():
-        answers = expert_answers(opened, data, batch_size=batch_size, keep=keep, progress=progress)
+        options = ready.suite.generate if ready.writes else None
+        answers = expert_answers(opened, data, batch_size=batch_size, keep=keep, generate=options, progress=progress)
         for row in rows:
             if row.task == task:
                 row.expert = answers[row.place]

@@ -196,7 +196,7 @@ def _cell(values: list[Any], folder: Path, *, image: bool) -> Any:
     if all(value in (None, "") for value in values):
         return InputError("the cell of the text is empty.")
     texts = ["" if value is None else str(value) for value in values]
-    return tuple(texts) if len(texts) == 2 else texts[0]
+    return tuple(texts) if len(texts) > 1 else texts[0]
 
 
 def open_source(task: SuiteTask, folder: Path, split: str | None, *, image: bool) -> Source:

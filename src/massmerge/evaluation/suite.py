@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from string import Formatter
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -31,7 +32,9 @@ class SuiteTask(Part):
     split: str | None = None
     """The dataset's split, if it is not called as `--split` says."""
     input: str | list[str] | None = None
-    """The column of the inputs; two of them for pairs of texts."""
+    """The column of the inputs; two of them for pairs of texts, any number with a prompt."""
+    prompt: str | None = None
+    """What the model is asked: a text with the input columns in braces, such as `Is "{sentence}" good or bad?`."""
     label: str | None = None
     """The column of the labels; `label` unless told."""
     labels: dict[str, str] | list[str] | None = None
@@ -62,8 +65,10 @@ class SuiteTask(Part):
             raise ValueError("a folder has no columns: its folders are the labels, their files the inputs")
         if self.folder is None and not self.columns:
             raise ValueError("input is missing: the column that holds the inputs")
-        if len(self.columns) > 2:
-            raise ValueError("input is one column, or two of them for pairs of texts")
+        if self.prompt is not None:
+            _refuse_prompt(self.prompt, self.columns)
+        elif len(self.columns) > 2:
+            raise ValueError("input is one column, or two of them for pairs of texts; more need a prompt")
         if self.positive is not None and self.metric != "f1":
             raise ValueError("positive belongs to metric: f1")
         return self
@@ -72,6 +77,13 @@ class SuiteTask(Part):
     def columns(self) -> list[str]:
         """The columns of the inputs."""
         return [self.input] if isinstance(self.input, str) else list(self.input or [])
+
+    def prompted(self, item: Any) -> Any:
+        """An input as the model is asked it; an error that stands in its place stays one."""
+        if self.prompt is None or isinstance(item, Exception):
+            return item
+        cells = item if isinstance(item, tuple) else (item,)
+        return self.prompt.format(**dict(zip(self.columns, cells, strict=True)))
 
     @property
     def label_column(self) -> str:
@@ -124,6 +136,8 @@ class Suite(Part):
     name: str = ""
     shared_labels: list[list[str]] = Field(default_factory=list)
     """Groups of `task/label` that mean the same thing, as in a recipe."""
+    generate: dict[str, Any] = Field(default_factory=dict)
+    """For bundles that write their answers: options of transformers' `generate`, such as `max_new_tokens`."""
 
     @model_validator(mode="after")
     def _groups_name_tasks(self) -> Suite:
@@ -168,6 +182,19 @@ def suite_and_folder(suite: Suite | str | Path, folder: str | Path | None = None
     if isinstance(suite, Suite):
         return suite, Path(folder or ".")
     return Suite.load(suite), Path(folder) if folder is not None else Path(suite).resolve().parent
+
+
+def _refuse_prompt(prompt: str, columns: list[str]) -> None:
+    """Refuse a prompt that does not name each input column, and nothing else, in braces."""
+    try:
+        named = {name for _, name, _, _ in Formatter().parse(prompt) if name is not None}
+    except ValueError as error:
+        raise ValueError(f"prompt: {error}; a brace that is meant as one is written twice") from None
+    if named != set(columns):
+        raise ValueError(
+            f"prompt must name the input columns in braces ({', '.join(f'{{{c}}}' for c in columns) or 'there are none'}); "
+            f"it names {', '.join(f'{{{n}}}' for n in sorted(named)) or 'none'}"
+        )
 
 
 def label_text(value: Any) -> str:

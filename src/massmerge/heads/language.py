@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -61,10 +60,10 @@ class LanguageShell:
         for path in self._places:
             replace_module(self._model, path, nn.Identity())
 
-    @property
-    def defaults(self) -> GenerationConfig:
-        """How the class generates where nothing says otherwise."""
-        return cast(GenerationConfig, self._model.generation_config)
+    def defaults(self, bundle: Path) -> GenerationConfig:
+        """How a bundle's base generates: as its `generation_config.json` says, else as its configuration does."""
+        said = (bundle / "base" / GENERATION_CONFIG).is_file()
+        return GenerationConfig.from_pretrained(bundle / "base") if said else self._model.generation_config
 
     def around(
         self, backbone: nn.Module, heads: dict[str, Tensor], tie: Callable[[nn.Module, str], nn.Module]
@@ -118,9 +117,7 @@ class LanguageModels:
     @property
     def defaults(self) -> GenerationConfig:
         """How the base generates where no option says otherwise."""
-        folder = self._bundle / "base"
-        said = (folder / GENERATION_CONFIG).is_file()
-        return GenerationConfig.from_pretrained(folder) if said else self._shell.defaults
+        return self._shell.defaults(self._bundle)
 
     def of(self, changes: SetChanges) -> PreTrainedModel:
         """The language model of a set; it must run inside `running`."""
@@ -142,15 +139,17 @@ class LanguageModels:
         return SubspaceLinear(layer, tensor, "", transposed=False)
 
 
-def dense_language_model(bundle: Path, backbone: PreTrainedModel, task: str) -> PreTrainedModel:
-    """An expert that writes, around a dense backbone that holds its weights."""
+def dense_language_model(
+    bundle: Path, backbone: PreTrainedModel, task: str
+) -> tuple[PreTrainedModel, GenerationConfig]:
+    """An expert that writes, around a dense backbone that holds its weights; and how its bundle's base generates."""
 
     def tie(layer: nn.Module, tensor: str) -> nn.Module:
         _assign(layer, "weight", backbone.get_parameter(tensor))
         return layer
 
     shell = LanguageShell(backbone)
-    return shell.around(backbone, shell.stored(bundle, [task]), tie)
+    return shell.around(backbone, shell.stored(bundle, [task]), tie), shell.defaults(bundle)
 
 
 def _heads(folders: list[Path]) -> list[dict[str, TensorInfo]]:
