@@ -60,7 +60,8 @@ def prepare_evaluation(
         image, declared, writes = opened.takes_images, opened.recipe.shared_labels, opened.writes
     else:
         opened, names, labels = None, bundle.tasks, bundle.labels
-        image, declared, writes = bundle.takes_images, bundle.shared_labels, bundle.writes
+        image, declared = bundle.takes_images, bundle.shared_labels
+        writes = getattr(bundle, "writes", False)  # what only predicts never writes
     groups = [*declared, *_checked_groups(given, labels)]
     if writes:
         groups = [[_plain_label(name) for name in group] for group in groups]
