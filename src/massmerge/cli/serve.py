@@ -55,6 +55,9 @@ from massmerge.errors import InputError, MassError
 @click.option(
     "--max-body", type=click.IntRange(1), default=20_000_000, show_default=True, help="Bytes of a request's body."
 )
+@click.option(
+    "--max-held", type=click.IntRange(1), default=200_000_000, show_default=True, help="Bytes of all bodies under way."
+)
 @click.option("--max-items", type=click.IntRange(1), default=128, show_default=True, help="Inputs of one request.")
 @click.option("--max-text", type=click.IntRange(1), default=100_000, show_default=True, help="Characters of one text.")
 @click.option(
@@ -88,6 +91,9 @@ def serve(bundle: Path, api_key_file: Path | None, as_json: bool, quiet: bool, *
     verbose = logging.getLogger().isEnabledFor(logging.INFO)
     set_up_logs(settings.log_format, logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
     listener = bind(settings)
+    if key is None and not settings.is_private:
+        message = "other machines may reach this service, and no key is asked for: --api-key-file"
+        logging.getLogger("massmerge.serve").warning(message)
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import massmerge
-from massmerge.serve import about, page_files, predict
+from massmerge.serve import about, docs_page, page_files, predict
 from massmerge.serve.errors import of_status
 from massmerge.serve.guard import Guard
 from massmerge.serve.openapi import complete_openapi
@@ -33,20 +33,21 @@ def make_app(settings: Settings) -> FastAPI:
         await service.stop()
 
     app = FastAPI(
-        title="mass serve", summary=_ABOUT, version=massmerge.__version__, lifespan=life, redoc_url=None,
+        title="mass serve", summary=_ABOUT, version=massmerge.__version__, lifespan=life, docs_url=None, redoc_url=None,
         exception_handlers={HTTPException: _refused},
     )  # fmt: skip
     app.state.service = service
     for routes in (predict.make_routes(service), about.make_routes(service), page_files.make_routes()):
         app.include_router(routes)
+    docs_page.add_docs(app)
     complete_openapi(app, locked=settings.api_key is not None)
+    app.add_middleware(Guard, service=service)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", "X-API-Key", "X-Request-ID"],
             expose_headers=["X-Request-ID", "Retry-After"],
         )  # fmt: skip
-    app.add_middleware(Guard, service=service)
     return app
 
 

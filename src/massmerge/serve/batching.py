@@ -161,14 +161,10 @@ class Batcher:
     def _take(self) -> list[_Entry]:
         """The next batch: the oldest input and those that can run with it; nothing once the queue is closed and empty."""
         with self._changed:
-            self._changed.wait_for(lambda: self._entries or self._closed)
-            while self._entries and len(self._entries) < self._size and not self._closed:
-                left = self._entries[0].arrived + self._wait - time.monotonic()
-                if left <= 0:
-                    break
+            while (left := self._patience()) is None or left > 0:
                 self._changed.wait(left)
             if not self._entries:
-                return [] if self._closed else self._take()
+                return []
             choice = self._entries[0].job.choice
             taken: list[_Entry] = []
             kept: deque[_Entry] = deque()
@@ -176,6 +172,12 @@ class Batcher:
                 (taken if len(taken) < self._size and entry.job.choice == choice else kept).append(entry)
             self._entries = kept
             return taken
+
+    def _patience(self) -> float | None:
+        """Seconds to wait for more inputs; None while there is nothing to run, 0 when a batch should run or all is done."""
+        if self._closed or len(self._entries) >= self._size:
+            return 0.0
+        return self._entries[0].arrived + self._wait - time.monotonic() if self._entries else None
 
     def _answers(self, batch: list[_Entry]) -> Sequence[Prediction | Fault]:
         try:

@@ -85,8 +85,8 @@ def labels_body(outcome: Outcome, index: int, top: int) -> list[dict[str, Any]]:
     """
     result = outcome.result
     if isinstance(result, Fault):
-        status = 503 if result.code == "internal" else 422
-        raise ServiceError(status, result.code, f"inputs[{index}]: {result.message}", 1 if status == 503 else None)
+        status = 500 if result.code == "internal" else 422
+        raise ServiceError(status, result.code, f"inputs[{index}]: {result.message}")
     if result.task is None:
         return []
     best: dict[str, Any] = {"task": result.task, "label": result.label, "score": result.score}

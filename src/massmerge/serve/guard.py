@@ -8,6 +8,7 @@ import hmac
 import logging
 import re
 import time
+from typing import Any
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -20,6 +21,7 @@ from massmerge.serve.service import Service
 log = logging.getLogger("massmerge.serve")
 PROBES = ("/health", "/ready")
 _LOCKED = ("/v1/", "/admin/", "/metrics")
+_DRAINED = 10_000_000  # bytes of a refused body that are waited for
 _ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -42,7 +44,7 @@ class Guard:
         self._app, self._service, self._settings = app, service, service.settings
         key = service.settings.api_key
         self._key = None if key is None else hashlib.sha256(key).digest()
-        self._active = 0
+        self._active = self._held = 0
         service.metrics.active.set_function(lambda: self._active)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,7 +62,7 @@ class Guard:
         self._active += 1
         try:
             self._refuse(scope, headers)
-            await self._app(scope, self._limited(receive, state["deadline"]), answer)
+            await self._app(scope, self._limited(receive, state), answer)
         except ClientGone:
             answer.status = 499
         except ServiceError as error:
@@ -72,6 +74,7 @@ class Guard:
             )
         finally:
             self._active -= 1
+            self._held -= state.get("bytes", 0)
             self._note(scope, state, answer.status, time.perf_counter() - began)
 
     def _refuse(self, scope: Scope, headers: Headers) -> None:
@@ -100,28 +103,32 @@ class Guard:
     def _too_large(self) -> ServiceError:
         return ServiceError(413, "too_large", f"The body has more than {self._settings.max_body:,} bytes.")
 
-    def _limited(self, receive: Receive, deadline: float) -> Receive:
-        """The body as it comes in, up to its limit and the deadline."""
-        taken, complete = 0, False
+    def _limited(self, receive: Receive, state: dict[str, Any]) -> Receive:
+        """The body as it comes in, up to its limit, the limit of all bodies, and the deadline."""
+        state["bytes"], state["complete"] = 0, False
 
         async def limited() -> Message:
-            nonlocal taken, complete
-            if complete:  # what comes now is only the end of the connection
+            if state["complete"]:  # what comes now is only the end of the connection
                 return await receive()
             try:
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout_at(state["deadline"]):
                     message = await receive()
             except TimeoutError:
                 raise ServiceError(408, "timeout", "The request did not arrive in time.") from None
-            taken += len(message.get("body", b""))
-            complete = not message.get("more_body", False)
-            if taken > self._settings.max_body:
+            state["complete"] = not message.get("more_body", False)
+            state["bytes"] += len(message.get("body", b""))
+            self._held += len(message.get("body", b""))
+            if state["bytes"] > self._settings.max_body:
                 raise self._too_large()
+            if self._held > self._settings.max_held:
+                raise ServiceError(
+                    503, "full", f"Bodies under way have more than {self._settings.max_held:,} bytes.", 1
+                )
             return message
 
         return limited
 
-    def _note(self, scope: Scope, state: dict[str, object], status: int, seconds: float) -> None:
+    def _note(self, scope: Scope, state: dict[str, Any], status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
         metrics = self._service.metrics
         metrics.requests.labels(scope["method"] if route != "other" else "other", route, str(status)).inc()
@@ -154,5 +161,29 @@ class _Answer:
     async def fail(self, error: ServiceError, scope: Scope, receive: Receive) -> None:
         """Answer with an error, if nothing has been sent yet."""
         scope["state"]["code"] = error.code
-        if not self._started:
-            await error.response()(scope, receive, self)
+        if self._started:
+            return
+        response = error.response()
+        if not await _drained(scope, receive):
+            response.headers["Connection"] = "close"
+        await response(scope, receive, self)
+
+
+async def _drained(scope: Scope, receive: Receive) -> bool:
+    """Whether the rest of a refused body has been read and dropped: many clients read no answer before all is sent."""
+    headers = Headers(scope=scope)
+    if scope["state"].get("complete") or ("content-length" not in headers and "transfer-encoding" not in headers):
+        return True
+    if "expect" in headers:  # this client asks before it sends
+        return False
+    left = _DRAINED
+    try:
+        async with asyncio.timeout(1.0):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return True
+    except TimeoutError:
+        pass
+    return False

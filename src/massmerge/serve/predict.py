@@ -15,7 +15,7 @@ from massmerge.serve.openapi import ERRORS, HUGGING_FACE_BODY, PREDICT_BODY
 from massmerge.serve.reading import media_type, read_json, read_predict
 from massmerge.serve.schemas import HuggingFaceParameters, HuggingFaceRequest, PredictAnswer, TaskLabelScore
 from massmerge.serve.service import Service
-from massmerge.serve.worker import Item, Picture, Text
+from massmerge.serve.worker import Item, Picture
 
 _HF_TOP = 5  # what Hugging Face's services answer
 
@@ -80,7 +80,7 @@ async def _hugging_face_items(
         raise ServiceError(415, "unsupported_media_type", "Send application/json, or an image.")
     body = await read_json(request, HuggingFaceRequest)
     single = isinstance(body.inputs, str)
-    items: list[Item] = [Text(one) for one in ([body.inputs] if isinstance(body.inputs, str) else body.inputs)]
+    items: list[Item] = [body.inputs] if isinstance(body.inputs, str) else list(body.inputs)
     if not 0 < len(items) <= service.settings.max_items:
         message = f"inputs: {len(items)}; 1 to {service.settings.max_items} are taken."
         raise ServiceError(422 if not items else 413, "invalid" if not items else "too_many_inputs", message)
@@ -93,12 +93,12 @@ async def _answers(service: Service, request: Request, items: list[Item], choice
 
 
 def _status(outcomes: list[Outcome]) -> int:
-    """200 if anything was answered; 422 if all inputs are bad; 503 if it was the service's fault."""
+    """200 if anything was answered; 422 if all inputs are bad; 500 if it was the service's fault."""
     codes = [outcome.result.code for outcome in outcomes if isinstance(outcome.result, Fault)]
     if len(codes) < len(outcomes):
         return 200
-    return 503 if "internal" in codes else 422
+    return 500 if "internal" in codes else 422
 
 
 def _json(body: Any, status: int = 200) -> Response:
-    return Response(to_json(body), status, media_type="application/json")
+    return Response(to_json(body, inf_nan_mode="null"), status, media_type="application/json")

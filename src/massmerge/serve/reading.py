@@ -31,6 +31,8 @@ async def read_json(request: Request, model: type[_M]) -> _M:
         ServiceError: it is no JSON, or not of that form.
     """
     body = await request.body()
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise ServiceError(415, "unsupported_media_type", "Bodies are read as they are: no Content-Encoding, please.")
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -75,7 +77,7 @@ def item_of(given: Input) -> Item:
         return Picture(given.image)
     if isinstance(given, TextInput):
         return Text(given.text, given.text_pair)
-    return Text(given)
+    return given
 
 
 def _counted(items: list[Item], settings: Settings) -> list[Item]:

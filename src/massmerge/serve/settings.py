@@ -34,6 +34,8 @@ class Settings:
     max_requests: int = 256
     """Requests under way at once, but for probes and metrics."""
     max_body: int = 20_000_000
+    max_held: int = 200_000_000
+    """Bytes of all bodies under way."""
     max_items: int = 128
     max_text: int = 100_000
     """Characters of one text."""

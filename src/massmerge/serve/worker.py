@@ -33,7 +33,8 @@ class Picture:
     data: bytes | str
 
 
-Item = Text | Picture
+Item = str | Text | Picture
+"""A bare string is what the model takes: a text, or an image as base64."""
 
 
 class Worker:
@@ -66,14 +67,21 @@ class Worker:
         return [INTERNAL if result is None else result for result in results]
 
     def _open(self, item: Item, model: Model) -> Any:
-        if isinstance(item, Text) and not model.takes_images:
-            if max(len(item.text), len(item.pair or "")) > self._max_text:
-                raise InputError(f"text of more than {self._max_text:,} characters. Split it.")
-            return item.text if item.pair is None else (item.text, item.pair)
-        if isinstance(item, Picture) and not model.takes_images:
+        if isinstance(item, str):
+            item = Picture(item) if model.takes_images else Text(item)
+        if isinstance(item, Text):
+            if model.takes_images:
+                raise InputError("this model takes images, not text.")
+            return self._text(item)
+        if not model.takes_images:
             raise InputError("this model takes text, not images.")
-        data = item.data if isinstance(item, Picture) else item.text
-        return open_image(decode_base64(data) if isinstance(data, str) else data, self._max_pixels)
+        data = decode_base64(item.data) if isinstance(item.data, str) else item.data
+        return open_image(data, self._max_pixels)
+
+    def _text(self, item: Text) -> str | tuple[str, str]:
+        if max(len(item.text), len(item.pair or "")) > self._max_text:
+            raise InputError(f"text of more than {self._max_text:,} characters. Split it.")
+        return item.text if item.pair is None else (item.text, item.pair)
 
     def _predict(self, model: Model, rows: list[Any], choice: Choice, top: int) -> list[Prediction | Fault]:
         """Answers to rows in one batch; if they cannot run together, to each by itself."""

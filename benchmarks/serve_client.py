@@ -1,0 +1,134 @@
+"""A load on a service, from a process of its own: clients that wait for their answers, or requests at a fixed rate.
+
+Written on bare sockets: a client library would take more of the machine than the server that is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Any
+from urllib.parse import urlsplit
+
+
+@dataclass
+class Load:
+    """What became of the requests."""
+
+    seconds: float = 0.0
+    statuses: Counter[int] = field(default_factory=Counter)
+    """By status of HTTP; 0 where the connection failed."""
+    latencies: dict[int, list[float]] = field(default_factory=dict)
+    """Seconds of each request, by status."""
+
+    def note(self, status: int, seconds: float) -> None:
+        """Add a request."""
+        self.statuses[status] += 1
+        self.latencies.setdefault(status, []).append(seconds)
+
+    @property
+    def rate(self) -> float:
+        """Answers in a second."""
+        return self.statuses[200] / self.seconds
+
+    def quantile(self, status: int, share: float) -> float:
+        """Milliseconds within which that share of the requests of a status was done."""
+        ordered = sorted(self.latencies.get(status, [0.0]))
+        return 1000 * ordered[int(share * (len(ordered) - 1))]
+
+
+class Connection:
+    """A connection that is kept between requests."""
+
+    def __init__(self, url: str) -> None:
+        self._address = urlsplit(url)
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        """Status and body; status 0 where the connection fails."""
+        try:
+            if self._streams is None:
+                self._streams = await asyncio.open_connection(self._address.hostname, self._address.port)
+            reader, writer = self._streams
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            answer = (await reader.readuntil(b"\r\n\r\n")).lower()
+            length = int(answer.partition(b"content-length:")[2].partition(b"\r\n")[0])
+            content = await reader.readexactly(length)
+            if b"connection: close" in answer:
+                self.close()
+            return int(answer.split(b" ", 2)[1]), content
+        except (OSError, asyncio.IncompleteReadError, ValueError, IndexError):
+            self.close()
+            return 0, b""
+
+    def close(self) -> None:
+        """Give the connection up."""
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+
+def bodies(texts: list[str]) -> list[bytes]:
+    """One request's body for each text."""
+    return [json.dumps({"inputs": text}).encode() for text in texts]
+
+
+def in_own_process(load: Callable[..., Any], url: str, texts: list[str], *arguments: float) -> Load:
+    """Run `clients` or `flood` where it shares no interpreter with anything that is measured."""
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(_run, (load, url, texts, *arguments))
+
+
+def _run(load: Callable[..., Any], url: str, texts: list[str], *arguments: float) -> Load:
+    return asyncio.run(load(url, bodies(texts), *arguments))
+
+
+async def clients(url: str, requests: list[bytes], count: int, seconds: float) -> Load:
+    """So many clients, each of which sends its next request when it has the answer to the last."""
+    load, source = Load(), itertools.cycle(requests)
+    began = time.perf_counter()
+
+    async def client() -> None:
+        connection = Connection(url)
+        while time.perf_counter() - began < seconds:
+            sent = time.perf_counter()
+            status, _ = await connection.post("/v1/predict", next(source))
+            load.note(status, time.perf_counter() - sent)
+        connection.close()
+
+    await asyncio.gather(*(client() for _ in range(int(count))))
+    load.seconds = time.perf_counter() - began
+    return load
+
+
+async def flood(url: str, requests: list[bytes], rate: float, seconds: float) -> Load:
+    """Requests at a fixed rate, whatever becomes of them."""
+    load, source, idle, tasks = Load(), itertools.cycle(requests), list[Connection](), set[asyncio.Task[None]]()
+    began = time.perf_counter()
+
+    async def one() -> None:
+        connection = idle.pop() if idle else Connection(url)
+        sent = time.perf_counter()
+        status, _ = await connection.post("/v1/predict", next(source))
+        load.note(status, time.perf_counter() - sent)
+        idle.append(connection)
+
+    for number in range(int(rate * seconds)):
+        await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
+        task = asyncio.create_task(one())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    load.seconds = time.perf_counter() - began  # the offered load ends here; what is still under way is waited for
+    answered = load.statuses[200]
+    await asyncio.gather(*tasks)
+    load.statuses[200], load.late = answered, load.statuses[200] - answered  # type: ignore[attr-defined]
+    for connection in idle:
+        connection.close()
+    return load

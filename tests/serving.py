@@ -1,0 +1,183 @@
+"""Services to test: the real command in a process of its own, and the application with a model that can be held up."""
+
+import io
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import uvicorn
+
+from commands import _context
+from massmerge.answers import Answer, Prediction, Routing
+from massmerge.errors import InputError
+from massmerge.serve import service
+from massmerge.serve.app import make_app
+from massmerge.serve.loaded import Loaded
+from massmerge.serve.settings import Settings
+
+KEY = "a-key-for-tests-only"
+
+
+def run_server(arguments: list[str], output: str) -> None:
+    """The command, with what it prints and logs in a file."""
+    file = os.open(output, os.O_WRONLY | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.stdout, sys.stderr = (io.TextIOWrapper(os.fdopen(number, "wb", 0), write_through=True) for number in (1, 2))
+    from massmerge.cli.main import main
+
+    main(arguments)
+
+
+@dataclass
+class Running:
+    """A command that serves."""
+
+    process: object
+    output: Path
+    client: httpx.Client
+
+    @property
+    def url(self) -> str:
+        return str(self.client.base_url)
+
+    def predict(self, inputs, **options) -> httpx.Response:
+        return self.client.post("/v1/predict", json={"inputs": inputs, **options})
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def stop(self) -> int:
+        """End it as a supervisor does; returns its exit code."""
+        if self.process.is_alive():
+            self.signal(signal.SIGTERM)
+        self.process.join(30)
+        return self.process.exitcode
+
+
+def start_server(*arguments: object, wait: bool = True) -> Running:
+    """Start `mass serve` on a free port of this machine."""
+    output = Path(tempfile.mkstemp(suffix=".log")[1])
+    words = ["serve", *map(str, arguments), "--port", "0", "--json", "--threads", "1", "--log-format", "json"]
+    process = _context.Process(target=run_server, args=(words, str(output)))
+    process.start()
+    if not wait:
+        return Running(process, output, None)
+    line = wait_for(lambda: next((x for x in output.read_text().splitlines() if '"url": "http' in x), None) or (
+        not process.is_alive() and output.read_text() + "ended"))  # fmt: skip
+    assert not line.endswith("ended"), line
+    return Running(process, output, httpx.Client(base_url=json.loads(line)["url"], timeout=30, trust_env=False))
+
+
+@contextmanager
+def serving(*arguments: object):
+    running = start_server(*arguments)
+    try:
+        yield running
+    finally:
+        running.client.close()
+        assert running.stop() == 0, running.output.read_text()
+        running.output.unlink()
+
+
+def wait_for(found, seconds: float = 60.0):
+    """What a function gives once it gives something."""
+    end = time.monotonic() + seconds
+    while not (value := found()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+    return value
+
+
+class FakeModel:
+    """Answers `spam` to everything, when its gate is open. `bad` cannot be read, `poison` cannot be answered."""
+
+    takes_images = False
+
+    def __init__(self, name: str = "first") -> None:
+        self.tasks = ["spam", "topic"]
+        self.name, self.gate, self.batches = name, threading.Event(), []
+        self.gate.set()
+
+    def read(self, item):
+        if item == "bad":
+            raise InputError("cannot be read.")
+        if item == "odd":
+            raise ZeroDivisionError(f"a library's own words about {item}")
+        return item
+
+    def predict(self, rows, *, task=None, route="input", top=3, batch_size=32):
+        self.batches.append((list(rows), task, route, top))
+        assert self.gate.wait(30)
+        if "poison" in rows:
+            raise RuntimeError("poison in the batch")
+        timings = {"first pass": 1.0, "second pass": 2.0, "inputs": len(rows)}
+        routing = Routing({"spam": -1.0, "topic": 1.0}, {"spam": 0.9, "topic": 0.1}, ["spam"], "M0.mean", 2.0, 1.0)
+        return [
+            Prediction("spam", self.name, 0.7, 1.0, [Answer("spam", "ham", 0.3, 0.0)][: top - 1], routing, timings)
+            for _ in rows
+        ]
+
+
+@dataclass
+class Held:
+    """The application around a fake model, on a socket."""
+
+    model: FakeModel
+    app: object
+    client: httpx.Client
+    address: tuple[str, int]
+
+    @property
+    def service(self) -> service.Service:
+        return self.app.state.service
+
+    def predict(self, inputs, **options) -> httpx.Response:
+        return self.client.post("/v1/predict", json={"inputs": inputs, **options})
+
+    def metric(self, line: str) -> float:
+        """The value of a line of /metrics."""
+        text = self.client.get("/metrics").text
+        return next((float(x.rpartition(" ")[2]) for x in text.splitlines() if x.startswith(f"{line} ")), 0.0)
+
+
+def loaded(model: FakeModel) -> Loaded:
+    return Loaded(model, SimpleNamespace(tasks=()), {}, [], time.time())
+
+
+@contextmanager
+def holding(monkeypatch, model: FakeModel | None = None, load=None, **options):
+    """Serve a fake model from a thread; `load` stands for the loading of the bundle."""
+    model = model or FakeModel()
+    monkeypatch.setattr(service, "load_bundle", load or (lambda settings: loaded(model)))
+    app = make_app(Settings(Path("bundle"), **{"batch_wait": 0.0, **options}))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=5, ws="none"))
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    address = listener.getsockname()
+    headers = {"X-API-Key": options["api_key"].decode()} if options.get("api_key") else {}
+    client = httpx.Client(base_url=f"http://127.0.0.1:{address[1]}", headers=headers, timeout=30, trust_env=False)
+    try:
+        wait_for(lambda: server.started)
+        if load is None:
+            wait_for(lambda: client.get("/ready").status_code == 200)
+        yield Held(model, app, client, address)
+    finally:
+        model.gate.set()
+        client.close()
+        server.should_exit = True
+        thread.join(20)
+        logging.getLogger("uvicorn.error").handlers.clear()
+        assert not thread.is_alive()
