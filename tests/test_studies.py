@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 from click.testing import CliRunner
 
 import massmerge
@@ -11,16 +10,14 @@ from massmerge import InputError
 from massmerge.cli.main import main
 from massmerge.evaluation.studies import STUDIES
 from massmerge.evaluation.studies.cells import Cells, checksum
-from massmerge.evaluation.studies.context import Settings
 from massmerge.evaluation.studies.figures import summarize
 from massmerge.evaluation.studies.opening import open_studies
 from massmerge.evaluation.studies.result import Result, verdict_words
 from massmerge.evaluation.studies.run import run_studies
+from massmerge.evaluation.studies.settings import Settings
 from massmerge.evaluation.studies.study import Finding, Study, Verdict
 from models import text_bundle, with_options
-
-WORDS = "free win prize call meeting report goal team match vote law party cell gene star film song bad good sad"
-LABELS = {"spam": ("ham", "spam"), "topic": ("politics", "sports", "science", "arts"), "mood": ("negative", "positive")}
+from study_suite import write_study_suite
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +37,7 @@ def recipe(bundle):
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory):
-    """Twelve rows of each task in each of two splits."""
-    folder = tmp_path_factory.mktemp("suite")
-    generator = torch.Generator().manual_seed(5)
-    lines = ["tasks:"]
-    for task, labels in LABELS.items():
-        lines.append(f"  {task}:\n    data: {task}-{{split}}.csv\n    input: text\n    reference: {{test: 0.5}}")
-        for split in ("test", "validation"):
-            rows = ["text,label"]
-            for i in range(12):
-                chosen = torch.randint(20, (3 + i % 4,), generator=generator).tolist()
-                rows.append(f"{' '.join(WORDS.split()[c] for c in chosen)},{labels[i % len(labels)]}")
-            (folder / f"{task}-{split}.csv").write_text("\n".join(rows) + "\n")
-    (folder / "suite.yaml").write_text("\n".join(lines) + "\n")
-    return folder / "suite.yaml"
+    return write_study_suite(tmp_path_factory.mktemp("suite"))
 
 
 def context_of(suite, bundle, out, **more):

@@ -49,7 +49,7 @@ def calibrate(
     activations, owners = _activations(model, chosen)
     fitted: dict[str, Tensor] = {}
     for voter, z in zip(model.voters, activations, strict=True):
-        for name, tensor in _fit(kind, z, owners, len(model.tasks)).items():
+        for name, tensor in fit_router(kind, z, owners, len(model.tasks)).items():
             fitted[f"{kind}.{voter}.{name}"] = tensor
     kept = {}
     if ROUTER in read_manifest(path)["files"]:
@@ -72,7 +72,8 @@ def _activations(model: Model, chosen: dict[str, list[Any]]) -> tuple[list[Tenso
     return [torch.cat(parts) for parts in zip(*found, strict=True)], torch.tensor(owners)
 
 
-def _fit(kind: Kind, z: Tensor, owners: Tensor, tasks: int) -> dict[str, Tensor]:
+def fit_router(kind: Kind, z: Tensor, owners: Tensor, tasks: int) -> dict[str, Tensor]:
+    """The tensors of a router that is fitted on activations `z (n, d)` of the tasks `owners (n,)`."""
     if kind == "prototype":
         return fit_prototypes(z, owners, tasks)
     if kind == "nearest":

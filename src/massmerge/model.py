@@ -93,10 +93,7 @@ class Model(Routed):
     ) -> Iterator[Prediction]:
         """As `predict`, one batch at a time: memory does not grow with the number of inputs."""
         allowed = self._allowed(task)
-        without = [self.tasks[t] for t in allowed if self.tasks[t] not in self._runtime.heads]
-        if without:
-            others = "`generate`, `embed`" if language_class(self._runtime.base.config) else "`embed`"
-            raise InputError(f"{', '.join(without)}: no head, so there is no label to answer. Use {others} or `route`.")
+        self._refuse_headless(allowed)
         limits = self._limits(unknown)
         if top < 1 or batch_size < 1:
             raise InputError("top and batch_size must be at least 1.")
@@ -176,6 +173,28 @@ class Model(Routed):
             routings += self._routed(batch, allowed, self._runtime.recipe.unknown)[0]
         return routings
 
+    def answer(
+        self, inputs: Any, routings: Sequence[Routing], *, top: int = 3, batch_size: int = 32
+    ) -> list[Prediction]:
+        """Only the second half: answers to inputs that have been routed already, each by the set that was selected for it.
+
+        Args:
+            inputs: what to answer.
+            routings: for each input its selected set, and the weights where those count.
+            top: how many answers to give, the best included.
+            batch_size: how many inputs run at once.
+
+        Raises:
+            InputError: an unknown task or one without a head, or an input that cannot be read.
+        """
+        named = {task for routing in routings for task in routing.selected}
+        self._refuse_headless(self._allowed(sorted(named)) if named else [])
+        found: list[Prediction] = []
+        for rows in self._readable(several(inputs), batch_size):
+            own = list(routings[len(found) : len(found) + len(rows)])
+            found += self._answer_routed(self._runtime.batch(rows), own, {}, top)
+        return found
+
     def embed(self, inputs: Any, *, task: str | Sequence[str] | None = None, batch_size: int = 32) -> Tensor:
         """Features (inputs, width) of the second pass."""
         allowed = self._allowed(task)
@@ -205,14 +224,24 @@ class Model(Routed):
 
     # Steps
 
+    def _refuse_headless(self, tasks: list[int]) -> None:
+        without = [self.tasks[t] for t in tasks if self.tasks[t] not in self._runtime.heads]
+        if without:
+            others = "`generate`, `embed`" if language_class(self._runtime.base.config) else "`embed`"
+            raise InputError(f"{', '.join(without)}: no head, so there is no label to answer. Use {others} or `route`.")
+
     def _answer(self, rows: list[Any], allowed: list[int], route: str, top: int, unknown: Unknown) -> list[Prediction]:
         batch = self._runtime.batch(rows)
-        routings, timings = self._routings_of(batch, allowed, route, unknown)
+        return self._answer_routed(batch, *self._routings_of(batch, allowed, route, unknown), top)
+
+    def _answer_routed(
+        self, batch: dict[str, Tensor], routings: list[Routing], timings: dict[str, float], top: int
+    ) -> list[Prediction]:
         known = [i for i, routing in enumerate(routings) if routing.selected]
         predictions = [Prediction(None, routing=routing) for routing in routings]
         if known:
             chosen = [routings[i] for i in known]
-            part = batch if len(known) == len(rows) else {k: v[torch.tensor(known)] for k, v in batch.items()}
+            part = batch if len(known) == len(routings) else {k: v[torch.tensor(known)] for k, v in batch.items()}
             began = time.perf_counter()
             output, order = self._second_pass(part, chosen)
             timings["second pass"] = milliseconds(began)
@@ -220,7 +249,7 @@ class Model(Routed):
             for i, prediction in zip(known, self._heads(output, order, part, chosen, top), strict=True):
                 predictions[i] = prediction
             timings["heads"] = milliseconds(began)
-        timings["inputs"] = len(rows)
+        timings["inputs"] = len(routings)
         return [replace(p, timings=timings) for p in predictions]
 
     def _second_pass(self, batch: dict[str, Tensor], routings: list[Routing]) -> tuple[Any, Tensor]:

@@ -73,10 +73,13 @@ class RouterOptions(Part):
     top_k: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
 
 
+MergeKind = Literal["orthogonal", "plain", "weighted"]
+
+
 class AnswerOptions(Part):
     """How a selected set becomes an answer."""
 
-    merge: Literal["orthogonal", "plain", "weighted"] = "orthogonal"
+    merge: MergeKind = "orthogonal"
     """The adaptive merge inside a set."""
     score: Literal["logit", "logit_and_weight", "probability"] = "logit"
     """By what the best label over the heads of the set is chosen."""

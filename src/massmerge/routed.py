@@ -24,7 +24,7 @@ from massmerge.routing import Site
 from massmerge.runtime import Runtime
 from massmerge.subspace.updates import SetChanges
 
-_BATCH_PROBES = 4  # inputs that decide for a whole batch of one task
+BATCH_PROBES = 4  # inputs that decide for a whole batch of one task
 
 
 class Routed:
@@ -120,7 +120,7 @@ class Routed:
         if len(allowed) == 1:
             name = self.tasks[allowed[0]]
             return [Routing({}, {name: 1.0}, [name], "none: the task was given")] * count, {}
-        probes = batch if route == "input" else {k: v[:_BATCH_PROBES] for k, v in batch.items()}
+        probes = batch if route == "input" else {k: v[:BATCH_PROBES] for k, v in batch.items()}
         routings, timings = self._routed(probes, allowed, unknown, shared=route != "input")
         return (routings if route == "input" else routings * count), timings
 

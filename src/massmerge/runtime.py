@@ -8,8 +8,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +25,7 @@ from massmerge.errors import InputError
 from massmerge.heads.language import LanguageModels
 from massmerge.heads.runtime import Head, ShellHead, load_head
 from massmerge.inputs import InputReader, Row
-from massmerge.recipe import Recipe
+from massmerge.recipe import MergeKind, Recipe
 from massmerge.routing import FirstPass, Site, Voter, choose_sites
 from massmerge.routing.mlp import MlpRouter
 from massmerge.routing.nearest import NearestRouter
@@ -82,6 +82,17 @@ class Runtime:
         if self.watch is not None:
             self.watch.refuse_damage()
         return {name: tensor.to(self.base.device) for name, tensor in self.reader.batch(rows, left=left).items()}
+
+    def with_merge(self, kind: MergeKind) -> Runtime:
+        """The same bundle with another adaptive merge inside a set."""
+        answer = self.recipe.answer.model_copy(update={"merge": kind})
+        return replace(
+            self,
+            recipe=self.recipe.model_copy(update={"answer": answer}),
+            make_changes=partial(self.make_changes, variant=kind),
+            _sets=OrderedDict(),
+            _lock=threading.Lock(),
+        )
 
     def changes(self, tasks: tuple[int, ...]) -> SetChanges:
         """The changes of a set, made once."""
@@ -180,9 +191,10 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
     if fixed:
         make_fixed(bundle, tensors, first_tree, first_pass, slots)
     state = dict(base.state_dict())
-    variant = recipe.answer.merge
 
-    def make_changes(tasks: tuple[int, ...], weights: list[float] | None = None) -> SetChanges:
+    def make_changes(
+        tasks: tuple[int, ...], weights: list[float] | None = None, variant: MergeKind = recipe.answer.merge
+    ) -> SetChanges:
         return SetChanges(tasks, tensors.factors, tensors.whole, state.get, variant, weights)
 
     def attempt(inputs: dict[str, Tensor]) -> object:
@@ -269,7 +281,7 @@ def _routers(bundle: Bundle, kind: str, recipe: Recipe, voters: list[Voter], ten
             f"{bundle.path}: the router {kind} has not been fitted for {', '.join(missing)}. "
             f"`mass calibrate {bundle.path} --inputs …` fits it."
         )
-    return [_fitted_router(kind, {n.removeprefix(f"{kind}.{v.name}."): t for n, t in fitted.items()}, len(tensors.names))
+    return [fitted_router(kind, {n.removeprefix(f"{kind}.{v.name}."): t for n, t in fitted.items()}, len(tensors.names))
             for v in voters]  # fmt: skip
 
 
@@ -278,7 +290,8 @@ def site_router(tensors: TaskTensors, site: Site, score: Score = "residual") -> 
     return ProjectionRouter(without_common([_basis(tensors, t, site) for t in range(len(tensors.names))]), score)
 
 
-def _fitted_router(kind: str, tensors: dict[str, Tensor], tasks: int) -> Router:
+def fitted_router(kind: str, tensors: dict[str, Tensor], tasks: int) -> Router:
+    """A router from the tensors that were fitted for one voter."""
     if kind == "prototype":
         return PrototypeRouter(tensors["weight"], tensors["offset"])
     if kind == "nearest":

@@ -15,9 +15,9 @@ from massmerge.cli.common import print_json, table, verb
 from massmerge.errors import InputError
 from massmerge.evaluation.report import Table
 from massmerge.evaluation.studies import STUDIES
-from massmerge.evaluation.studies.context import Settings
 from massmerge.evaluation.studies.result import Result, verdict_words
 from massmerge.evaluation.studies.run import ALL, run_studies
+from massmerge.evaluation.studies.settings import Settings
 
 
 @click.command("study")
@@ -38,10 +38,19 @@ from massmerge.evaluation.studies.run import ALL, run_studies
 @click.option(
     "--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Inputs that run at once."
 )
+@click.option("--search", is_flag=True, help="sweep: also search η, K, ε and the site on the split validation.")
+@click.option(
+    "--trials",
+    type=click.IntRange(min=2),
+    default=40,
+    show_default=True,
+    help="sweep: how many settings a search tries.",
+)
 @verb
 def study(
     name: str | None, suite: str | None, listed: bool, bundle: str | None, recipe: str | None, out: str,
-    split: str | None, limit: int | None, quick: bool, seed: int, batch_size: int, as_json: bool, quiet: bool,
+    split: str | None, limit: int | None, quick: bool, seed: int, batch_size: int, search: bool, trials: int,
+    as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Run the study NAME, or all, on the labelled data that SUITE names.
 
@@ -61,7 +70,8 @@ def study(
         if not hushed:
             click.echo(sentence, err=True)
 
-    settings = Settings(split, limit, seed, quick, batch_size)
+    options = {"search": True, "trials": trials} if search else {}
+    settings = Settings(split, limit, seed, quick, batch_size, options)
     command = shlex.join(["mass", *sys.argv[1:]]) if Path(sys.argv[0]).name == "mass" else ""
     results = run_studies(
         name, suite, out, bundle=bundle, recipe=recipe, settings=settings, command=command, progress=progress, tell=tell

@@ -267,3 +267,95 @@ def heat_map(
     axes.set_xlabel(xlabel, color=QUIET, fontsize=9.5)
     axes.set_ylabel(ylabel, color=QUIET, fontsize=9.5)
     return figure
+
+
+def ranked_bars(found: Mapping[str, tuple[float, float]], own: str) -> Any:
+    """A bar for each name with its interval, in the given order; one name stands out.
+
+    Args:
+        found: for each name a share and half of its interval.
+        own: the name that stands out.
+    """
+    names = list(found)
+    figure = _new_figure(8.4, 0.9 + 0.3 * len(names))
+    axes = figure.add_subplot()
+    values = [100 * found[name][0] for name in names]
+    margins = [100 * found[name][1] for name in names]
+    colours = [BLUE if name == own else "#9DB8CC" for name in names]
+    floor = max(0.0, 10 * math.floor((min(values) - max(margins) - 5) / 10))
+    axes.barh(range(len(names)), [value - floor for value in values], 0.72, left=floor, color=colours)
+    axes.errorbar(values, range(len(names)), xerr=margins, fmt="none", ecolor=INK, elinewidth=1, capsize=2.5)
+    for place, (value, margin) in enumerate(zip(values, margins, strict=True)):
+        axes.text(min(100.0, value + margin) + 0.8, place, f"{value:.1f}", va="center", fontsize=8.5, color=INK)
+    axes.set_yticks(range(len(names)), [_plain(name, 60) for name in names], fontsize=9)
+    for label, name in zip(axes.get_yticklabels(), names, strict=True):
+        label.set_fontweight("bold" if name == own else "normal")
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlim(floor, 106)
+    axes.set_xticks(list(range(int(floor), 101, 10)))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(QUIET)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", colors=QUIET, labelsize=8.5)
+    axes.set_xlabel("%", color=QUIET, fontsize=9)
+    axes.grid(axis="x", color=FAINT, linewidth=0.8)
+    axes.set_axisbelow(True)
+    return figure
+
+
+def curves(
+    places: Sequence[float],
+    series: Mapping[str, Sequence[float]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    logarithmic: bool = False,
+    margins: Mapping[str, Sequence[float]] | None = None,
+) -> Any:
+    """Shares as lines over numbers, each named at the end of its line; intervals as bands.
+
+    Args:
+        places: the numbers.
+        series: by name a share for each number; the first stands out.
+        xlabel: what the numbers are.
+        ylabel: what the shares are.
+        logarithmic: whether equal steps are equal ratios.
+        margins: by name half of each share's interval.
+    """
+    figure = _new_figure(7.2, 3.9)
+    axes = figure.add_subplot()
+    looks = [(BLUE, "-", "o"), (ORANGE, (0, (5, 2)), "s"), (GREEN, (0, (1, 1.4)), "^"), (QUIET, (0, (4, 1, 1, 1)), "D")]
+    for (name, values), (colour, dashes, marker) in zip(series.items(), looks, strict=False):
+        shares = 100 * np.array(values)
+        axes.plot(places, shares, color=colour, linestyle=dashes, marker=marker, markersize=5, linewidth=2,
+                  label=_plain(name, 60))  # fmt: skip
+        if margins and name in margins:
+            half = 100 * np.array(margins[name])
+            axes.fill_between(
+                places, shares - half, np.minimum(100, shares + half), color=colour, alpha=0.12, linewidth=0
+            )
+    if logarithmic:
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(list(places), [f"{place:g}" for place in places])
+    axes.minorticks_off()
+    everything = [100 * value for values in series.values() for value in values]
+    axes.set_ylim(max(0.0, 5 * math.floor((min(everything) - 6) / 5)), min(101.5, max(everything) + 6))
+    _quiet_axes(axes, ylabel, xlabel)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=min(2, len(series)), frameon=False, fontsize=9.5)
+    return figure
+
+
+def trial_curve(series: Mapping[str, Sequence[float]]) -> Any:
+    """How a search advanced: the best so far as a line, each trial as a dot.
+
+    Args:
+        series: `best so far` and `each trial`, shares in the order of the trials.
+    """
+    figure = _new_figure(7.2, 3.4)
+    axes = figure.add_subplot()
+    best, each = (100 * np.array(series[name]) for name in ("best so far", "each trial"))
+    axes.scatter(range(len(each)), each, s=20, color="#9DB8CC", label="each trial", zorder=2)
+    axes.step(range(len(best)), best, where="post", color=BLUE, linewidth=2, label="best so far", zorder=3)
+    _quiet_axes(axes, "accuracy, %", "trial")
+    axes.legend(loc="lower right", frameon=False, fontsize=9.5)
+    return figure

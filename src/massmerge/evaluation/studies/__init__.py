@@ -1,6 +1,11 @@
 """Experiments that can be asked for by name: one file each, one line in this dictionary."""
 
+from massmerge.evaluation.studies.ablation import ABLATION
+from massmerge.evaluation.studies.batch import BATCH
 from massmerge.evaluation.studies.layers import LAYERS
+from massmerge.evaluation.studies.redundancy import REDUNDANCY
+from massmerge.evaluation.studies.routers import ROUTERS
 from massmerge.evaluation.studies.study import Study
+from massmerge.evaluation.studies.sweep import SWEEP
 
-STUDIES: dict[str, Study] = {study.name: study for study in (LAYERS,)}
+STUDIES: dict[str, Study] = {study.name: study for study in (LAYERS, ROUTERS, REDUNDANCY, SWEEP, ABLATION, BATCH)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,38 +18,16 @@ from massmerge.evaluation.metrics import Given, shared_groups, statistic
 from massmerge.evaluation.prepared import Prepared
 from massmerge.evaluation.run import Progress, silent
 from massmerge.evaluation.studies.cells import Cells, checksum
+from massmerge.evaluation.studies.settings import Sample, Settings
 from massmerge.evaluation.suite import DEFAULT_SPLIT
 from massmerge.inputs import Row
 from massmerge.merge import merge
 from massmerge.model import Model
+from massmerge.prepare import prepare
 from massmerge.recipe import Recipe
 from massmerge.runtime import Runtime, load_runtime, with_decoder_start
 
 _TIMED = 16  # inputs whose forward pass tells how long others will take
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a study was asked for."""
-
-    split: str | None = None
-    limit: int | None = None
-    seed: int = 0
-    quick: bool = False
-    """A small sample, and grids of a few points."""
-    batch_size: int = 32
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Of single studies, such as `search`."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One row of the suite."""
-
-    task: str
-    place: int
-    """Among the rows of its task."""
-    label: str
 
 
 class StudyContext:
@@ -62,7 +39,7 @@ class StudyContext:
         cache: folder of everything that is not computed twice.
         settings: how the study was asked for.
         recipe: the recipe with the folder that its paths start from; none if the experts are not known.
-        support: rows of the split `validation`; none if the suite has no such split.
+        other_rows: gives at most so many rows of each task of the split `validation`; none if there is no such split.
         progress: wraps iterables whose items take time.
         tell: hears sentences for the person who waits.
     """
@@ -75,12 +52,12 @@ class StudyContext:
         settings: Settings,
         *,
         recipe: tuple[Recipe, Path] | None = None,
-        support: Prepared | None = None,
+        other_rows: Callable[[int | None], Prepared] | None = None,
         progress: Progress = silent,
         tell: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self.ready, self.bundle, self.cache, self.settings = ready, bundle, cache, settings
-        self._recipe, self._support = recipe, support
+        self._recipe, self._other_rows = recipe, other_rows
         self.progress, self.tell = progress, tell
         self.cells = Cells(cache / "cells.jsonl")
 
@@ -112,8 +89,7 @@ class StudyContext:
 
     def read_inputs(self) -> None:
         """Copy all inputs to disk, if that has not been done."""
-        data = [*self.ready.data.values(), *(self._support.data.values() if self._support else ())]
-        for one in self.progress(data, "reading", len(data)):
+        for one in self.progress(self.ready.data.values(), "reading", len(self.ready.data)):
             one.read_inputs()
 
     def input(self, sample: Sample) -> Any:
@@ -137,37 +113,36 @@ class StudyContext:
 
     def support(self, count: int) -> dict[str, list[Any]]:
         """Inputs of each measured task from the split `validation`, drawn by the seed; they are given without labels."""
-        if self._support is None:
-            raise InputError("the suite has no split 'validation', from which inputs without labels are taken.")
-        found: dict[str, list[Any]] = {}
-        for task, data in self._support.data.items():
-            generator = torch.Generator().manual_seed(self.settings.seed)
-            chosen = torch.randperm(len(data), generator=generator)[:count].tolist()
-            found[task] = [data.inputs[place] for place in sorted(chosen)]
-        return found
+        found = self._validation_rows(count)
+        return {task: [data.inputs[place] for place in range(len(data))] for task, data in found.data.items()}
 
-    @property
+    @cached_property
     def validation(self) -> StudyContext:
-        """The same study on the split `validation`.
-
-        Raises:
-            InputError: the suite has no such split.
-        """
-        if self._support is None:
-            raise InputError("the suite has no split 'validation'.")
+        """The same study on the split `validation`."""
         settings = Settings(**{**vars(self.settings), "split": "validation"})
-        other = StudyContext(
-            self._support,
-            self.bundle,
-            self.cache,
-            settings,
-            recipe=self._recipe,
-            progress=self.progress,
-            tell=self.tell,
-        )
-        other.cells = self.cells
+        other = self._like(self._validation_rows(self.settings.limit), self.bundle, settings)
         other.__dict__["runtime"] = self.runtime
         return other
+
+    def with_bundle(self, bundle: Path) -> StudyContext:
+        """The same study of another bundle of the same tasks."""
+        return self._like(self.ready, bundle, self.settings)
+
+    def _like(self, ready: Prepared, bundle: Path, settings: Settings) -> StudyContext:
+        other = StudyContext(
+            ready, bundle, self.cache, settings, recipe=self._recipe, other_rows=self._other_rows, progress=self.progress,
+            tell=self.tell,
+        )  # fmt: skip
+        other.cells = self.cells
+        return other
+
+    def _validation_rows(self, limit: int | None) -> Prepared:
+        if self._other_rows is None:
+            raise InputError("the suite has no split 'validation' beside the rows that are measured.")
+        found = self._other_rows(limit)
+        for data in found.data.values():
+            data.read_inputs()
+        return found
 
     # The bundle
 
@@ -310,6 +285,11 @@ class StudyContext:
             began = time.perf_counter()
             self.runtime.base(**call)
         return (time.perf_counter() - began) / len(rows)
+
+    @cached_property
+    def merge_seconds(self) -> float:
+        """About how long a merge of the recipe takes."""
+        return prepare(*self._given_recipe(), download=True).plan.seconds
 
     def seconds_for(self, forwards: float) -> float:
         """About how long so many forward passes of every sample take."""

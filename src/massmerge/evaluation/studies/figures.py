@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from massmerge.evaluation.metrics import Given
+from massmerge.evaluation.results import RowResult
 from massmerge.evaluation.studies.context import StudyContext
 
 _Z95 = 1.959963984540054
@@ -86,3 +87,11 @@ def measure_routing(context: StudyContext, chosen: Tensor) -> Measured:
         task: float(right[context.owners == context.tasks.index(task)].double().mean()) for task in context.measured
     }
     return summarize(shares, context.ready.counts)
+
+
+def routed_rows(context: StudyContext, chosen: Tensor) -> list[RowResult]:
+    """The samples as rows of an evaluation that were routed to these tasks (n,), for a routing matrix."""
+    return [
+        RowResult(sample.task, sample.place, sample.label, Given(), (context.tasks[task],))
+        for sample, task in zip(context.samples, chosen.tolist(), strict=True)
+    ]

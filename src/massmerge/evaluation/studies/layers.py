@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
+from torch import Tensor
+
 from massmerge.decision import Router
 from massmerge.evaluation import plots
 from massmerge.evaluation.report import Picture, Table
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import Measured, measure_routing
-from massmerge.evaluation.studies.scores import Scores, best_tasks, gather
+from massmerge.evaluation.studies.scores import Scores, best_tasks, gather, shipped_residuals, shipped_voters
 from massmerge.evaluation.studies.study import Finding, Study, Verdict
 from massmerge.evaluation.summary import percent
 from massmerge.routing import FirstPass, Site, Voter
@@ -26,7 +28,7 @@ def run(context: StudyContext) -> Finding:
     voters = all_voters(context)
     scores = site_scores(context, voters)["projection"]
     found = {voter.name: measure_routing(context, best_tasks(scores, [voter])) for voter in voters}
-    together = measure_routing(context, best_tasks(scores, context.runtime.voters))
+    together = measure_routing(context, shipped_residuals(context, scores).argmin(1))
     best = max(found, key=lambda name: found[name].mean)
     rows = [
         {"site": v.site.name, "token": v.token, "depth": round(v.site.depth, 4), **found[v.name].plain()}
@@ -44,7 +46,12 @@ def all_voters(context: StudyContext) -> list[Voter]:
     tokens: tuple[Token, ...] = ("cls", "mean") if any(v.token == "cls" for v in context.runtime.voters) else ("mean",)
     chosen = [Voter(site, token) for site in sites for token in tokens]
     # Whatever else votes in the bundle is gathered too, so that its vote can be compared.
-    return chosen + [v for v in context.runtime.voters if v not in chosen]
+    return chosen + [v for v in shipped_voters(context) if v not in chosen]
+
+
+def vote_residuals(context: StudyContext) -> Tensor:
+    """Residuals (n, T) by the vote of the bundle's voters through the base, from the same pass as all sites."""
+    return shipped_residuals(context, site_scores(context, all_voters(context))["projection"])
 
 
 def site_scores(context: StudyContext, voters: list[Voter]) -> Scores:
@@ -60,6 +67,7 @@ def site_scores(context: StudyContext, voters: list[Voter]) -> Scores:
 
 def _verdict(context: StudyContext, best: str, alone: Measured, together: Measured) -> Verdict:
     voters = " ".join(voter.name for voter in context.runtime.voters)
+    voters += ", and a closer look where they are not sure" if context.runtime.closer else ""
     why = ""
     if alone.mean > together.mean:
         worse = [t for t in alone.tasks if alone.tasks[t] < together.tasks[t]]

@@ -11,7 +11,8 @@ from massmerge.errors import InputError, problems_error
 from massmerge.evaluation.prepared import Prepared, prepare_evaluation
 from massmerge.evaluation.report import require_matplotlib
 from massmerge.evaluation.run import Progress, silent
-from massmerge.evaluation.studies.context import Settings, StudyContext
+from massmerge.evaluation.studies.context import StudyContext
+from massmerge.evaluation.studies.settings import Settings
 from massmerge.evaluation.studies.study import Study
 from massmerge.prepare import Prepared as Sources
 from massmerge.prepare import prepare, recipe_and_folder
@@ -75,11 +76,11 @@ def open_studies(
     settings = Settings(**{**vars(settings), "limit": limit})
     target = _open_target(bundle, given)
     ready = prepare_evaluation(target, suite, split=settings.split, limit=limit, seed=settings.seed)  # type: ignore[arg-type]
-    support, fault = _open_support(target, suite, settings)
+    other_rows, fault = _open_validation(target, suite, settings)
     runnable, left_out = _runnable(studies, with_recipe=given is not None, no_support=fault)
     cache = out / "cache"
     context = StudyContext(
-        ready, Path(bundle or cache), cache, settings, recipe=given, support=support, progress=progress, tell=tell
+        ready, Path(bundle or cache), cache, settings, recipe=given, other_rows=other_rows, progress=progress, tell=tell
     )
     if bundle is None:
         context.bundle = context.merged(context.recipe)
@@ -115,15 +116,21 @@ def _planned(sources: Sources) -> _Planned:
     return _Planned([task.name for task in sources.recipe.tasks], labels, sources.recipe.shared_labels, image)
 
 
-def _open_support(target: Path | _Planned, suite: str | Path, settings: Settings) -> tuple[Prepared | None, str]:
-    """Rows of the split `validation`, or why there are none."""
+def _open_validation(
+    target: Path | _Planned, suite: str | Path, settings: Settings
+) -> tuple[Callable[[int | None], Prepared] | None, str]:
+    """What gives rows of the split `validation`, or why there is none."""
     if settings.split == SUPPORT_SPLIT:
         return None, f"the split {SUPPORT_SPLIT!r} is the one that is measured"
+
+    def rows(limit: int | None) -> Prepared:
+        return prepare_evaluation(target, suite, split=SUPPORT_SPLIT, limit=limit, seed=settings.seed)  # type: ignore[arg-type]
+
     try:
-        found = prepare_evaluation(target, suite, split=SUPPORT_SPLIT, limit=settings.limit, seed=settings.seed)  # type: ignore[arg-type]
+        rows(1)
     except InputError as error:
         return None, str(error)
-    return found, ""
+    return rows, ""
 
 
 def _runnable(studies: Sequence[Study], *, with_recipe: bool, no_support: str) -> tuple[list[Study], dict[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ from typing import Any
 from massmerge.errors import InputError
 from massmerge.evaluation.run import Progress, silent
 from massmerge.evaluation.studies import STUDIES
-from massmerge.evaluation.studies.context import Settings, StudyContext
+from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.opening import open_studies
 from massmerge.evaluation.studies.overview import write_overview
 from massmerge.evaluation.studies.result import Result, duration, machine, versions, write_result
+from massmerge.evaluation.studies.search import require_optuna
+from massmerge.evaluation.studies.settings import Settings
 from massmerge.evaluation.studies.study import Study
+from massmerge.evaluation.studies.sweep import SWEEP
 from massmerge.evaluation.suite import DEFAULT_SPLIT
 
 ALL = "all"
@@ -53,8 +57,8 @@ def run_studies(
     """
     if name != ALL and name not in STUDIES:
         raise InputError(f"no study {name!r}. There are {', '.join(STUDIES)}, and {ALL}.")
-    wanted = list(STUDIES.values()) if name == ALL else [STUDIES[name]]
     settings, folder = settings or Settings(), Path(out)
+    wanted = _with_options(list(STUDIES.values()) if name == ALL else [STUDIES[name]], settings)
     opened = open_studies(
         wanted, suite, folder, settings, bundle=bundle, recipe=recipe, progress=progress, tell=tell
     )  # fmt: skip
@@ -66,6 +70,16 @@ def run_studies(
     if name == ALL:
         write_overview(results, opened.left_out, folder)
     return results
+
+
+def _with_options(studies: list[Study], settings: Settings) -> list[Study]:
+    """The studies as the options want them, or an error if none of them knows an option."""
+    if not settings.options.get("search"):
+        return studies
+    if SWEEP not in studies:
+        raise InputError(f"--search belongs to the study {SWEEP.name}.")
+    require_optuna()
+    return [replace(study, needs_validation=True) if study == SWEEP else study for study in studies]
 
 
 def _run_one(study: Study, context: StudyContext, about: dict[str, Any]) -> Result:

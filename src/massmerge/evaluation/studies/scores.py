@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from massmerge.answers import Routing
 from massmerge.decision import Router
-from massmerge.evaluation.studies.context import Sample, StudyContext
-from massmerge.routing import Activation, FirstPass, Voter, vote
+from massmerge.evaluation.studies.context import StudyContext
+from massmerge.evaluation.studies.settings import Sample
+from massmerge.routing import Activation, FirstPass, Voter, margins, select, vote, weigh
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.tensorfile import read_tensors, write_tensors
 
@@ -29,7 +31,7 @@ def batches(context: StudyContext, samples: Sequence[Sample]) -> Iterator[tuple[
 
 def gather(
     context: StudyContext,
-    first_pass: FirstPass,
+    first_pass: FirstPass | Callable[[], FirstPass],
     routers: Mapping[str, Mapping[str, Router]],
     about: Mapping[str, Any],
     what: str = "first pass",
@@ -38,7 +40,7 @@ def gather(
 
     Args:
         context: the study's.
-        first_pass: gives the activations; it is run once for all routers.
+        first_pass: gives the activations, run once for all routers; or what makes it, called only if it is needed.
         routers: by a name, for each of some voters' names a router.
         about: what tells these scores from others, as plain data: first pass, routers, voters.
         what: what the progress bar says.
@@ -50,6 +52,7 @@ def gather(
         if not path.is_file():
             own = [sample for sample in context.samples if sample.task == task]
             began = time.perf_counter()
+            first_pass = first_pass if isinstance(first_pass, FirstPass) else first_pass()
             made = _score(context, first_pass, routers, own, f"{what}, {task}")
             folder.mkdir(parents=True, exist_ok=True)
             draft = path.with_suffix(".partial")
@@ -95,3 +98,39 @@ def scored(router: Router, seen: Activation) -> Tensor:
 def best_tasks(scores: Mapping[str, Tensor], voters: Sequence[Voter]) -> Tensor:
     """For each sample the task (n,) that these voters like best together."""
     return vote([scores[voter.name] for voter in voters]).argmin(1)
+
+
+def shipped_residuals(context: StudyContext, scores: Mapping[str, Tensor]) -> Tensor:
+    """Residuals (n, T) as the bundle decides: by its voters, and by those of the closer look where these are not sure.
+
+    Args:
+        context: the study's.
+        scores: through the base, of every voter of either.
+    """
+    own = [scores[voter.name] for voter in context.runtime.voters]
+    residuals, closer = vote(own).clone(), context.runtime.closer
+    if closer is not None and len(context.tasks) > 1:
+        unsure = torch.tensor(margins(own)) < context.runtime.recipe.router.unsure
+        residuals[unsure] = vote([scores[voter.name] for voter in closer.voters])[unsure]
+    return residuals
+
+
+def shipped_voters(context: StudyContext) -> list[Voter]:
+    """Every voter that the bundle's decisions may ask."""
+    closer = context.runtime.closer
+    return list(dict.fromkeys([*context.runtime.voters, *(closer.voters if closer else ())]))
+
+
+def weights_of(context: StudyContext, residuals: Tensor) -> Tensor:
+    """The router's weights (n, T), as the bundle's recipe says."""
+    options = context.runtime.recipe.router
+    return weigh(residuals, standardized=options.standardize, temperature=options.temperature)
+
+
+def routings_of(context: StudyContext, weights: Tensor, threshold: float, top_k: int) -> list[Routing]:
+    """The routing of each sample by these weights (n, T)."""
+    names = context.tasks
+    return [
+        Routing({}, dict(zip(names, row, strict=True)), [names[t] for t in chosen], "")
+        for row, chosen in zip(weights.tolist(), select(weights, threshold, top_k), strict=True)
+    ]

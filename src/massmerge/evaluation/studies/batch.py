@@ -1,0 +1,131 @@
+"""`batch`: what a decision gains that several inputs of one task share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from massmerge.evaluation import plots
+from massmerge.evaluation.data import batches_of_one_task
+from massmerge.evaluation.report import Picture, Table
+from massmerge.evaluation.studies.book import AnswerBook
+from massmerge.evaluation.studies.context import StudyContext
+from massmerge.evaluation.studies.figures import measure_answers, measure_routing
+from massmerge.evaluation.studies.layers import all_voters, site_scores
+from massmerge.evaluation.studies.scores import routings_of, shipped_residuals, weights_of
+from massmerge.evaluation.studies.study import Finding, Study, Verdict
+from massmerge.evaluation.summary import percent
+from massmerge.routed import BATCH_PROBES
+
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+_QUICK = (1, 4, 16)
+ALL_INPUTS, PROBES = "all inputs decide", f"the first {BATCH_PROBES} decide"
+
+
+def run(context: StudyContext) -> Finding:
+    """Share each decision among batches of growing size, from one pass of the base."""
+    scores = site_scores(context, all_voters(context))["projection"]
+    book = AnswerBook(context, context.runtime)
+    rows = [_row(context, book, scores, size, probes) for size in sizes(context) for probes in (None, BATCH_PROBES)]
+    return Finding(rows, _verdict(context, rows), _sentences(rows), _parts(context, rows))
+
+
+def sizes(context: StudyContext) -> list[int]:
+    """Batch sizes that the tasks have rows for: up to the first that holds all rows of the largest."""
+    most = max(context.ready.counts.values())
+    wanted = _QUICK if context.settings.quick else _SIZES
+    return [size for at, size in enumerate(wanted) if at == 0 or wanted[at - 1] < most]
+
+
+def shared_residuals(context: StudyContext, scores: Mapping[str, Tensor], size: int, probes: int | None) -> Tensor:
+    """Residuals (n, T) of samples that are routed in batches of one task: the mean over the batch, or over its first few.
+
+    Args:
+        context: the study's.
+        scores: of each voter (n, T).
+        size: of the batches.
+        probes: how many inputs of a batch decide; all of them without it.
+    """
+    first = dict(zip(context.measured, _starts(context), strict=True))
+    found = torch.empty(len(context.samples), len(context.tasks))
+    for batch in batches_of_one_task(context.ready.counts, size, context.settings.seed):
+        places = torch.tensor([first[task] + place for task, place in batch])
+        found[places] = shipped_residuals(
+            context, {name: s[places[:probes]].mean(0, keepdim=True) for name, s in scores.items()}
+        )
+    return found
+
+
+def _starts(context: StudyContext) -> list[int]:
+    counts = list(context.ready.counts.values())
+    return [sum(counts[:at]) for at in range(len(counts))]
+
+
+def _row(
+    context: StudyContext, book: AnswerBook, scores: Mapping[str, Tensor], size: int, probes: int | None
+) -> dict[str, Any]:
+    options = context.runtime.recipe.router
+    weights = weights_of(context, shared_residuals(context, scores, size, probes))
+    routings = routings_of(context, weights, options.threshold, context.runtime.top_k)
+    return {
+        "size": size,
+        "decides": ALL_INPUTS if probes is None else PROBES,
+        "routing": measure_routing(context, weights.argmax(1)).plain(),
+        "answers": measure_answers(context, book.answers(routings)).plain(),
+    }
+
+
+def _verdict(context: StudyContext, rows: list[dict[str, Any]]) -> Verdict:
+    own = rows[0]
+    best = max(rows, key=lambda row: row["answers"]["mean"])
+    ours, theirs = own["answers"], best["answers"]
+    why = "" if theirs["mean"] <= ours["mean"] else (
+        f"A shared decision averages the noise of its inputs: routing rises from {percent(own['routing']['mean'])} to "
+        f"{percent(best['routing']['mean'])}. It needs to be known that the inputs of a batch are of one task."
+    )  # fmt: skip
+    return Verdict("accuracy of the answers, mean over the tasks", f"batches of {best['size']}, {best['decides']}",
+                   theirs["mean"], "a decision for each input", ours["mean"], max(ours["margin"], theirs["margin"]),
+                   why)  # fmt: skip
+
+
+def _sentences(rows: list[dict[str, Any]]) -> list[str]:
+    shared = [row for row in rows if row["decides"] == ALL_INPUTS]
+    perfect = next((row for row in shared if row["routing"]["mean"] >= 0.99), None)
+    last = shared[-1]
+    return [
+        f"From {perfect['size']} inputs a decision on, 99 % of inputs go to their own task."
+        if perfect
+        else f"With {last['size']} inputs a decision {percent(last['routing']['mean'])} of inputs go to their own task.",
+    ]
+
+
+def _parts(context: StudyContext, rows: list[dict[str, Any]]) -> list[Table | Picture]:
+    lines = [
+        [str(row["size"]), row["decides"], percent(row["routing"]["mean"]), percent(row["answers"]["mean"]),
+         f"{100 * row['answers']['margin']:.1f}", percent(row["answers"]["normalised"]),
+         *(percent(row["answers"]["tasks"][task]) for task in context.measured)]
+        for row in rows
+    ]  # fmt: skip
+    headers = ["inputs a decision", "who decides", "routing", "answers", "margin", "normalised", *context.measured]
+    series = {
+        f"{what}, {decides}": [row[what]["mean"] for row in rows if row["decides"] == decides]
+        for what in ("routing", "answers")
+        for decides in (ALL_INPUTS, PROBES)
+    }
+    return [
+        Table(headers, lines),
+        Picture("batch", "Accuracy when one decision is shared by inputs of one task.",
+                plots.curves(sizes(context), series, xlabel="inputs that share a decision", ylabel="accuracy, %",
+                             logarithmic=True)),
+    ]  # fmt: skip
+
+
+BATCH = Study(
+    "batch", "Shared decisions",
+    "What does routing gain when one decision is shared by 1, 2, 4 … 128 inputs of one task? All of them decide together, "
+    f"or the first {BATCH_PROBES} for the others, as `route=\"batch\"` does.",
+    run, lambda context: context.seconds_for(2.3),
+)  # fmt: skip

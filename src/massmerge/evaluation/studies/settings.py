@@ -1,0 +1,31 @@
+"""How a study was asked for, and one row of what it measures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a study was asked for."""
+
+    split: str | None = None
+    limit: int | None = None
+    seed: int = 0
+    quick: bool = False
+    """A small sample, and grids of a few points."""
+    batch_size: int = 32
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of single studies, such as `search`."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One row of the suite."""
+
+    task: str
+    place: int
+    """Among the rows of its task."""
+    label: str
