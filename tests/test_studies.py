@@ -40,6 +40,12 @@ def suite(tmp_path_factory):
     return write_study_suite(tmp_path_factory.mktemp("suite"))
 
 
+@pytest.fixture
+def no_plots(monkeypatch):
+    """Drawing takes longer than tiny models."""
+    monkeypatch.setattr("massmerge.evaluation.studies.result.write_report", lambda *args: None)
+
+
 def context_of(suite, bundle, out, **more):
     settings = Settings(**{key: more.pop(key) for key in list(more) if key in Settings.__dataclass_fields__})
     return open_studies([STUDIES["layers"]], suite, out, settings, bundle=bundle, **more).context
@@ -233,13 +239,13 @@ def test_the_folder_holds_figures_words_and_plots(layers):
     assert "![" in text and "date: " in text
 
 
-def test_a_second_run_computes_nothing_and_finds_the_same(layers, suite, bundle, monkeypatch):
+def test_a_second_run_computes_nothing_and_finds_the_same(layers, suite, bundle, monkeypatch, no_plots):
     monkeypatch.setattr("massmerge.evaluation.studies.scores._score", None)
     (again,) = run_studies("layers", suite, layers[0], bundle=bundle)
     assert again.finding.rows == layers[1].finding.rows
 
 
-def test_a_killed_study_goes_on_and_ends_in_the_same_figures(layers, suite, bundle, tmp_path, monkeypatch):
+def test_a_killed_study_goes_on_and_ends_in_the_same_figures(layers, suite, bundle, tmp_path, monkeypatch, no_plots):
     from massmerge.evaluation.studies import scores
 
     real, done = scores._score, []
@@ -260,13 +266,13 @@ def test_a_killed_study_goes_on_and_ends_in_the_same_figures(layers, suite, bund
     assert result.finding.verdict == layers[1].finding.verdict
 
 
-def test_a_recipe_alone_is_merged_once(layers, suite, recipe, bundle, tmp_path):
-    (first,) = run_studies("layers", suite, tmp_path, recipe=recipe)
-    made = next((tmp_path / "cache" / "bundles").iterdir())
-    when = (made / "mass.json").stat().st_mtime_ns
-    run_studies("layers", suite, tmp_path, recipe=recipe)
-    assert (made / "mass.json").stat().st_mtime_ns == when
-    assert first.finding.rows == layers[1].finding.rows
+def test_a_recipe_alone_is_merged_once(suite, recipe, bundle, tmp_path):
+    first = context_of(suite, None, tmp_path, recipe=recipe)
+    when = (first.bundle / "mass.json").stat().st_mtime_ns
+    again = context_of(suite, None, tmp_path, recipe=recipe)
+    assert again.bundle == first.bundle
+    assert (first.bundle / "mass.json").stat().st_mtime_ns == when
+    assert massmerge.Bundle(first.bundle).manifest["files"] == massmerge.Bundle(bundle).manifest["files"]
 
 
 # The command
@@ -276,7 +282,7 @@ def run(*arguments):
     return CliRunner().invoke(main, ["study", *map(str, arguments)])
 
 
-def test_the_command_prints_who_won_and_the_table(suite, bundle, layers):
+def test_the_command_prints_who_won_and_the_table(suite, bundle, layers, no_plots):
     done = run("layers", suite, "--bundle", bundle, "--out", layers[0])
     assert done.exit_code == 0, done.output
     assert "36 rows, about" in done.stderr
@@ -285,7 +291,7 @@ def test_the_command_prints_who_won_and_the_table(suite, bundle, layers):
     assert run("layers", suite, "--bundle", bundle, "--out", layers[0], "-q").output == ""
 
 
-def test_json_of_the_command_is_the_result(suite, bundle, layers):
+def test_json_of_the_command_is_the_result(suite, bundle, layers, no_plots):
     done = run("layers", suite, "--bundle", bundle, "--out", layers[0], "--json")
     assert json.loads(done.stdout)["rows"] == json.loads((layers[0] / "layers" / "result.json").read_text())["rows"]
     assert done.stderr == ""

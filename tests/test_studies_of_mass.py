@@ -58,6 +58,12 @@ def context(suite, bundle, out):
     return open_studies([STUDIES["layers"]], suite, out, Settings(quick=True), bundle=bundle).context
 
 
+@pytest.fixture
+def no_plots(monkeypatch):
+    """Drawing takes longer than tiny models."""
+    monkeypatch.setattr("massmerge.evaluation.studies.result.write_report", lambda *args: None)
+
+
 def rows_of(result, **wanted):
     return [row for row in result.finding.rows if all(row.get(key) == value for key, value in wanted.items())]
 
@@ -105,7 +111,7 @@ def fixed_bundle(bundle, tmp_path_factory):
     """The experts merged with a fixed model, at the ranks that the bundle has without one."""
     folder = tmp_path_factory.mktemp("fixed")
     recipe = yaml.safe_load((bundle.parent / "recipe.yaml").read_text())
-    recipe["merge"] = {"rank": 16, "redundancy": {"threshold": 0.05}}
+    recipe["merge"] = {"rank": 16, "redundancy": {"threshold": 0.0}}
     for first_pass in ("base", "fixed"):
         recipe["router"] = {"first_pass": first_pass}
         (folder / f"{first_pass}.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
@@ -115,7 +121,7 @@ def fixed_bundle(bundle, tmp_path_factory):
 
 def test_a_fixed_model_made_from_factors_is_the_one_that_a_merge_writes(fixed_bundle, suite, tmp_path):
     plain = open_studies([STUDIES["layers"]], suite, tmp_path, Settings(), bundle=fixed_bundle / "base").context
-    accepted = accepted_tasks(plain, Redundancy(threshold=0.05))
+    accepted = accepted_tasks(plain, Redundancy(threshold=0.0))
     first = fixed_pass(plain, accepted, plain.runtime.voters)
     merged = open_studies([STUDIES["layers"]], suite, tmp_path, Settings(), bundle=fixed_bundle / "fixed").context
     batch = plain.runtime.batch([plain.row(sample) for sample in plain.samples[:8]])
@@ -126,15 +132,18 @@ def test_a_fixed_model_made_from_factors_is_the_one_that_a_merge_writes(fixed_bu
 def test_the_filter_leaves_out_what_it_leaves_out_of_a_bundle(fixed_bundle, suite, tmp_path):
     plain = open_studies([STUDIES["layers"]], suite, tmp_path, Settings(), bundle=fixed_bundle / "base").context
     opened = massmerge.Bundle(fixed_bundle / "fixed")
-    kept = accepted_tasks(plain, Redundancy(threshold=0.05))
+    kept = accepted_tasks(plain, Redundancy(threshold=0.0))
     stored = opened.statistics["accepted"].bool()
     for row, name in enumerate(opened.ranks):
         assert kept[name] == stored[row].nonzero().flatten().tolist()
 
 
-def test_through_the_fixed_model_the_study_routes_as_a_bundle_with_it(fixed_bundle, suite, tmp_path):
+def test_through_the_fixed_model_the_study_routes_as_a_bundle_with_it(
+    fixed_bundle, suite, tmp_path, monkeypatch, no_plots
+):
+    monkeypatch.setattr("massmerge.evaluation.studies.redundancy._QUICK", (0.0, 0.9))
     (result,) = run_studies("redundancy", suite, tmp_path, bundle=fixed_bundle / "base", settings=Settings(quick=True))
-    (row,) = rows_of(result, filter="cosine", threshold=0.05)
+    (row,) = rows_of(result, filter="cosine", threshold=0.0)
     found = massmerge.evaluate(fixed_bundle / "fixed", suite, oracle=False)
     assert row["vote"]["tasks"] == figures(found, "routing")
     assert 0 < row["left_out"] < 1
@@ -198,7 +207,7 @@ def test_a_batch_of_one_is_a_decision_for_each_input(everything, bundle, suite):
         assert row["answers"]["tasks"] == figures(found, "shared")
 
 
-def test_images_of_which_voters_are_not_sure_are_looked_at_again_in_studies_too(root, tmp_path):
+def test_images_of_which_voters_are_not_sure_are_looked_at_again_in_studies_too(root, tmp_path, no_plots):
     from PIL import Image
 
     bundle = with_options(image_bundle(root), tmp_path / "b", router={"unsure": 0.9})
@@ -287,7 +296,7 @@ def test_where_mass_does_not_win_the_report_says_so_and_why(everything, out):
         assert everything[name].finding.verdict.why
 
 
-def test_a_second_run_computes_nothing_and_finds_the_same(everything, suite, bundle, out, monkeypatch):
+def test_a_second_run_computes_nothing_and_finds_the_same(everything, suite, bundle, out, monkeypatch, no_plots):
     monkeypatch.setattr("massmerge.evaluation.studies.scores._score", None)
     monkeypatch.setattr(massmerge.Model, "answer", None)
     settings = Settings(quick=True, options={"search": True, "trials": 4})

@@ -8,10 +8,13 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from massmerge.errors import MassError
+
+_DRAWN = 64  # figures that are kept as drawn
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def write_report(folder: Path, title: str, parts: Sequence[Part]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for part in parts:
         if isinstance(part, Picture):
-            part.figure.savefig(folder / f"{part.name}.png", dpi=150, bbox_inches="tight", facecolor="white")
+            (folder / f"{part.name}.png").write_bytes(_png(part.figure))
     (folder / "report.md").write_text(as_markdown(title, parts), encoding="utf-8")
     (folder / "report.html").write_text(as_html(title, parts), encoding="utf-8")
 
@@ -183,6 +186,15 @@ def _inline(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
+@lru_cache(_DRAWN)
+def _png(figure: Any) -> bytes:
+    """A figure as PNG, drawn once though several reports show it."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight", facecolor="white")
+    return buffer.getvalue()
+
+
+@lru_cache(_DRAWN)
 def _svg(figure: Any) -> str:
     """A figure as SVG in base64; the same figure gives the same bytes."""
     import matplotlib
