@@ -217,6 +217,32 @@ def test_a_told_task_is_not_routed(tab, text_url):
 
 
 @needs_chromium
+def test_an_abstention_is_told_as_one(tab, text_url):
+    open_texts(tab, text_url)
+    seen = {
+        "residuals": {"spam": 1.5, "mood": 2.0},
+        "weights": {"spam": 0.6, "mood": 0.4},
+        "lift": 1.0,
+        "agreement": 0.1,
+    }
+    why = {**seen, "site": "M0.mean", "heads": {}, "timings": {"first pass": 3.0}, "batch_size": 1}
+    none = {
+        "task": None,
+        "label": None,
+        "score": None,
+        "alternatives": [],
+        "selected": [],
+        "error": None,
+        "explain": why,
+    }
+    answer = {"request_id": "1", "model": "letters", "predictions": [none]}
+    tab.route("**/v1/predict", lambda route: route.fulfill(json=answer))
+    shown = answer_to(tab, "lorem ipsum").inner_text()
+    assert "No task fits" in shown and "Nothing was selected" in shown and "score" not in shown
+    assert tab.get_by_role("status").inner_text() == "No task fits this input."
+
+
+@needs_chromium
 def test_everything_can_be_done_by_keyboard(tab, text_url):
     tab.goto(text_url)
     tab.get_by_label("API key").wait_for()

@@ -84,12 +84,12 @@ function routing({ task, prediction }, bundle) {
 }
 
 function chosenWords(selected, weights, threshold) {
-  const chips = selected.map((name) => el("span", { class: "chip" }, name));
-  const words = selected.length ? ["Selected set: ", ...chips] : ["Nothing was selected."];
+  if (!selected.length) return "Nothing was selected.";
+  const words = ["Selected set: ", ...selected.map((name) => el("span", { class: "chip" }, name))];
   if (threshold === null) return words;
   // Where more tasks would pass, what bounded the set is how many it may hold.
   const passing = Object.values(weights).filter((weight) => weight >= threshold).length;
-  const bounded = selected.length && passing > selected.length ? `, at most ${selected.length}` : "";
+  const bounded = passing > selected.length ? `, at most ${selected.length}` : "";
   return [...words, el("span", { class: "aside" }, `weight ≥ ${threshold}${bounded}`)];
 }
 
