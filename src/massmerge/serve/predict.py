@@ -74,7 +74,7 @@ async def _hugging_face_items(
 ) -> tuple[tuple[list[Item], HuggingFaceParameters], bool]:
     """The inputs, and whether one was given by itself."""
     kind = media_type(request)
-    if kind.startswith("image/") or kind == "application/octet-stream":
+    if kind.startswith("image/") or kind in ("", "application/octet-stream"):  # their client names no type for bytes
         return ([Picture(await request.body())], HuggingFaceParameters()), True
     if kind != "application/json":
         raise ServiceError(415, "unsupported_media_type", "Send application/json, or an image.")
