@@ -2,52 +2,21 @@
 
 import re
 import shutil
-import socket
-import time
 from pathlib import Path
-from urllib.error import URLError
 from urllib.parse import urlsplit
-from urllib.request import urlopen
 
 import pytest
 from PIL import Image
 
-from commands import start_mass
 from models import image_bundle, text_bundle
+from serving import KEY, serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
 PAGE = Path(__file__).parents[1] / "src" / "massmerge" / "serve" / "page"
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-KEY = "a-key-of-this-test-only"
 LABELS = {"spam", "ham", "sports", "science", "politics", "arts", "negative", "positive"}
-
-
-class Served:
-    """`mass serve` on a free port."""
-
-    def __init__(self, *arguments):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}/"
-        self.process = start_mass("serve", *arguments, "--port", port, "--threads", 1)
-
-    def wait(self):
-        for _ in range(600):
-            try:
-                urlopen(self.url + "ready", timeout=5).close()
-                return self.url
-            except URLError:
-                assert self.process.is_alive(), "mass serve has ended"
-                time.sleep(0.1)
-        raise AssertionError("mass serve does not get ready")
-
-    def stop(self):
-        self.process.terminate()
-        self.process.join(20)
-        self.process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +29,9 @@ def text_url(folder):
     """A service for texts that wants a key and takes small bodies only."""
     (folder / "key").write_text(KEY)
     (folder / "examples.txt").write_text("win a free prize now\nthe team scored a late goal\n")
-    served = Served(
-        text_bundle(folder), "--api-key-file", folder / "key", "--examples", folder / "examples.txt",
-        "--max-body", 20_000, "--name", "letters",
-    )  # fmt: skip
-    yield served.wait()
-    served.stop()
+    options = ["--api-key-file", folder / "key", "--examples", folder / "examples.txt", "--max-body", 20_000]
+    with serving(text_bundle(folder), *options) as served:
+        yield f"{served.url.rstrip('/')}/"
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +39,8 @@ def image_url(folder):
     (folder / "pictures").mkdir()
     for number in range(2):
         Image.new("RGB", (40, 30), (90 * number, 40, 200)).save(folder / "pictures" / f"{number}.png")
-    served = Served(image_bundle(folder), "--examples", folder / "pictures", "--max-body", 100_000)
-    yield served.wait()
-    served.stop()
+    with serving(image_bundle(folder), "--examples", folder / "pictures", "--max-body", 100_000) as served:
+        yield f"{served.url.rstrip('/')}/"
 
 
 @pytest.fixture(scope="module")
