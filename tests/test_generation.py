@@ -201,11 +201,11 @@ def test_a_stream_is_the_same_text_in_pieces(writing):
 
 
 def test_a_stream_that_is_left_early_leaves_no_thread_behind(writing):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     pieces = iter(massmerge.load(writing, check=False).generate_stream("a b c", max_new_tokens=500, min_new_tokens=500))
     next(pieces)
     pieces.close()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_fault_of_a_stream_reaches_who_reads_it(writing):
@@ -221,6 +221,16 @@ def test_a_model_that_abstains_writes_nothing(writing):
     found = model.generate(["win a prize", "a team"], unknown={"lift": 1e6})
     assert [(g.task, g.text, g.tokens) for g in found] == [(None, None, [])] * 2
     assert found[0].routing.residuals
+
+
+def test_an_explanation_of_a_text_shows_how_its_prompt_was_routed(writing, tmp_path):
+    picture = tmp_path / "p.png"
+    done = CliRunner().invoke(main, ["explain", str(writing), "win a prize", "--plot", str(picture)])
+    assert done.exit_code == 0, done.output
+    written = massmerge.load(writing).generate("win a prize")[0]
+    assert done.output.startswith(f"{written.task}: {written.text}")
+    assert "selected" in done.output and "generation" in done.output
+    assert picture.is_file()
 
 
 # Bad input
@@ -249,6 +259,11 @@ def test_a_decoder_without_heads_is_told_to_generate(bundles):
         ({"beams": 3}, "generation has no option 'beams'"),
         ({"output_scores": True}, "generation has no option 'output_scores'"),
         ({"max_new_tokens": -1}, "do not go together: .*max_new_tokens"),
+        (
+            {"temperature": 0.0, "do_sample": True},
+            "cannot generate with temperature=0.0, do_sample=True: .*strictly positive",
+        ),
+        ({"num_beams": 0}, "cannot generate with num_beams=0"),
         ({"task": "x"}, "no task 'x'"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
     ],

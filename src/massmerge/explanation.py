@@ -27,7 +27,10 @@ class Explanation:
 
 
 def explain(model: Model, item: Any, *, top: int = 3, task: str | list[str] | None = None) -> Explanation:
-    """Answer one input and keep everything that led to the answer."""
+    """Answer one input and keep everything that led to the answer; a bundle that writes has no heads to show."""
+    if model.writes:
+        text = model.generate([item], task=task)[0]
+        return Explanation(Prediction(text.task, text.text, routing=text.routing, timings=text.timings), {})
     prediction = model.predict([item], top=10_000, task=task)[0]
     return Explanation(prediction, heads_of(prediction, top))
 
@@ -42,6 +45,12 @@ def heads_of(prediction: Prediction, top: int) -> dict[str, list[Answer]]:
         if len(heads.setdefault(answer.task, [])) < top:
             heads[answer.task].append(answer)
     return heads
+
+
+def answer_in_words(prediction: Prediction) -> str:
+    """Task, label and score; a text that was written has no score."""
+    score = "" if prediction.score is None else f" ({prediction.score:.3f})"
+    return "unknown" if prediction.task is None else f"{prediction.task}: {prediction.label}{score}"
 
 
 def plot_explanation(found: Explanation, title: str, path: str | Path) -> None:
@@ -77,8 +86,7 @@ def plot_explanation(found: Explanation, title: str, path: str | Path) -> None:
         _draw_bars(axis, name, ticks, values, shades)
         axis.set_ylim(len(ticks) - rows - 0.5, len(ticks) - 0.5)  # bars of one thickness in all panels
     given = title if len(title) < 90 else title[:87] + "…"
-    answer = "unknown" if best[0] is None else f"{best[0]}: {best[1]} ({found.prediction.score:.3f})"
-    figure.suptitle(_plain(f"{given}\n{answer}"), fontsize=11)
+    figure.suptitle(_plain(f"{given}\n{answer_in_words(found.prediction)}"), fontsize=11)
     figure.tight_layout()
     try:
         figure.savefig(path, dpi=150)

@@ -89,6 +89,7 @@ class Generator:
         self._encodes = bool(getattr(runtime.base.config, "is_encoder_decoder", False))
         self._objects = {k: v for k, v in options.items() if k in _OBJECTS}
         plain = {k: v for k, v in options.items() if k not in _OBJECTS}
+        self._asked = ", ".join(f"{name}={value!r}" for name, value in plain.items())
         self._config = checked_options(self._models.defaults, plain, runtime.base.config)
 
     def read(self, prompt: Any) -> Row:
@@ -140,7 +141,13 @@ class Generator:
         model = self._models.of(changes)
         count = batch["input_ids"].shape[0]
         with running(Segments((Segment(changes, 0, count),), count)):
-            tokens: Tensor = model.generate(**batch, generation_config=self._config, **{**self._objects, **more})
+            try:
+                tokens: Tensor = model.generate(**batch, generation_config=self._config, **{**self._objects, **more})
+            except (ValueError, TypeError, ZeroDivisionError) as error:
+                # Much of what is wrong with options shows only at work, such as a temperature of 0.
+                if not self._asked:
+                    raise
+                raise InputError(f"cannot generate with {self._asked}: {error}") from error
         return tokens
 
     def _generation(self, tokens: list[list[int]], routing: Routing) -> Generation:

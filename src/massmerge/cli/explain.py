@@ -8,7 +8,7 @@ import click
 
 from massmerge.cli.common import print_json, table, verb
 from massmerge.errors import InputError
-from massmerge.explanation import Explanation, plot_explanation
+from massmerge.explanation import Explanation, answer_in_words, plot_explanation
 from massmerge.explanation import explain as explain_input
 from massmerge.model import load
 from massmerge.rows import read_inputs
@@ -51,7 +51,7 @@ def describe(found: Explanation) -> str:
     if prediction.task is None:
         head = click.style("unknown: no task explains this input well enough", bold=True)
     else:
-        head = click.style(f"{prediction.task}: {prediction.label} ({prediction.score:.3f})", bold=True)
+        head = click.style(answer_in_words(prediction), bold=True)
     parts = [head]
     rows = []
     for name in sorted(routing.weights, key=lambda n: -routing.weights[n]):

@@ -96,7 +96,7 @@ class LanguageShell:
         """Output layers that a bundle stores for a set: the mean over its tasks, or the base's where no task has any."""
         found = _heads([bundle / "tasks" / task for task in tasks]) or _heads([bundle / "base"])
         names = [n for n in (*self.own, *self.tied) if any(n in header for header in found)]
-        return {n: torch.stack([read_tensor(h[n]).float() for h in found if n in h]).mean(0) for n in names}
+        return {n: _mean([read_tensor(h[n]).float() for h in found if n in h]) for n in names}
 
 
 class LanguageModels:
@@ -156,6 +156,11 @@ def _heads(folders: list[Path]) -> list[dict[str, TensorInfo]]:
     """The tensors of heads that are classes of transformers."""
     found = [f / "head" / "model.safetensors" for f in folders if (f / "head" / "config.json").is_file()]
     return [read_header(path) for path in found]
+
+
+def _mean(tensors: list[Tensor]) -> Tensor:
+    """The mean; one tensor is not copied, for output layers are large."""
+    return tensors[0] if len(tensors) == 1 else torch.stack(tensors).mean(0)
 
 
 def _assign(model: nn.Module, name: str, value: Tensor) -> None:
