@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -16,8 +16,10 @@ import click
 from tqdm import tqdm
 
 from massmerge.errors import InputError, MassError, Problem
+from massmerge.rows import NamedInput
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_A = TypeVar("_A")
 
 
 def verb(function: _F) -> _F:
@@ -148,3 +150,18 @@ def counting(quiet: bool, unit: str) -> Iterator[Callable[[str], None]]:
             bar.update()
 
         yield step
+
+
+def named_answers(
+    rows: Iterable[NamedInput], answer: Callable[[Iterator[Any]], Iterator[_A]]
+) -> Iterator[tuple[str, _A]]:
+    """Names of inputs and answers side by side; a name waits only for its own batch."""
+    names: list[str] = []
+
+    def items() -> Iterator[Any]:
+        for row in rows:
+            names.append(row.name)
+            yield row.item
+
+    for given in answer(items()):
+        yield names.pop(0), given

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import click
 from tqdm import tqdm
 
 from massmerge.answers import Generation
-from massmerge.cli.common import plural, verb
+from massmerge.cli.common import named_answers, plural, verb
 from massmerge.errors import InputError, MassError
 from massmerge.model import Model, load
 from massmerge.rows import NamedInput, read_inputs
@@ -55,7 +55,8 @@ def generate(
         return
     failed = count = 0
     with tqdm(unit="prompt", disable=quiet or not as_json or None, leave=False, delay=1.0) as bar:
-        for name, generation in _answers(model, rows, {**options, "batch_size": batch_size}):
+        write = partial(model.generate_many, on_error="row", batch_size=batch_size, **options)
+        for name, generation in named_answers(rows, write):
             count, failed = count + 1, failed + (generation.error is not None)
             if as_json:
                 click.echo(json.dumps({"input": name, **generation.to_dict()}, ensure_ascii=False))
@@ -97,19 +98,6 @@ def _stream(model: Model, rows: list[NamedInput], options: dict[str, Any]) -> No
     for piece in text:
         click.echo(piece, nl=False)
     click.echo()
-
-
-def _answers(model: Model, rows: Iterator[NamedInput], options: dict[str, Any]) -> Iterator[tuple[str, Generation]]:
-    """Names and answers side by side; names wait only for their own batch."""
-    names: list[str] = []
-
-    def items() -> Iterator[Any]:
-        for row in rows:
-            names.append(row.name)
-            yield row.item
-
-    for generation in model.generate_many(items(), on_error="row", **options):
-        yield names.pop(0), generation
 
 
 def _print(name: str, generation: Generation, *, header: bool) -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from tqdm import tqdm
 
-from massmerge.answers import Prediction
-from massmerge.cli.common import plural, verb
+from massmerge.cli.common import named_answers, plural, verb
 from massmerge.cli.writers import FORMATS, CsvWriter, JsonLinesWriter, ParquetWriter, TableWriter, Writer, choose_format
 from massmerge.errors import MassError
-from massmerge.model import Model, load
-from massmerge.rows import NamedInput, read_inputs
+from massmerge.model import load
+from massmerge.rows import read_inputs
 
 
 @click.command()
@@ -48,12 +47,12 @@ def predict(
     form = choose_format(wanted, out, as_json=as_json)
     model = load(bundle, cache=cache, check=True)
     rows = read_inputs(inputs, image=model.takes_images, column=column, stdin=sys.stdin)
-    options = {"task": list(tasks) or None, "route": route, "top": top, "batch_size": batch_size}
+    options: dict[str, Any] = {"task": list(tasks) or None, "route": route, "top": top, "batch_size": batch_size}
     failed = count = 0
     with ExitStack() as stack:
         writer = _writer(form, out, stack)
         bar = stack.enter_context(tqdm(unit="input", disable=quiet or form == "table" or None, leave=False, delay=1.0))
-        for name, prediction in _answers(model, rows, options):
+        for name, prediction in named_answers(rows, partial(model.stream, on_error="row", **options)):
             count, failed = count + 1, failed + (prediction.error is not None)
             if prediction.error and strict:
                 raise MassError(
@@ -83,16 +82,3 @@ def _writer(form: str, out: str | None, stack: ExitStack) -> Writer:
     except OSError as error:
         raise MassError(f"{out}: cannot be written ({error.strerror}).") from None
     return CsvWriter(file) if form == "csv" else JsonLinesWriter(file)
-
-
-def _answers(model: Model, rows: Iterator[NamedInput], options: dict[str, Any]) -> Iterator[tuple[str, Prediction]]:
-    """Names and answers side by side; names wait only for their own batch."""
-    names: list[str] = []
-
-    def items() -> Iterator[Any]:
-        for row in rows:
-            names.append(row.name)
-            yield row.item
-
-    for prediction in model.stream(items(), on_error="row", **options):
-        yield names.pop(0), prediction
