@@ -105,6 +105,30 @@ class Model(Routed):
             for row in rows:
                 yield Prediction(None, error=str(row)) if isinstance(row, InputError) else next(answers)
 
+    def outcomes(
+        self, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32
+    ) -> list[tuple[Prediction, Prediction]]:
+        """For each input two answers from the same passes: that of `predict`, and that of the head of the task named.
+
+        The second is how methods are compared whose heads are told: routing still selects what is merged. Neither abstains.
+
+        Args:
+            inputs: what to answer.
+            tasks: the true task of each.
+            batch_size: how many inputs run at once.
+        """
+        everything, known = self._allowed(None), [self.tasks[i] for task in tasks for i in self._allowed(task)]
+        found: list[tuple[Prediction, Prediction]] = []
+        for rows in self._readable(inputs, batch_size):
+            batch = self._runtime.batch(rows)
+            routings = self._routings_of(batch, everything, "input", Unknown())[0]
+            output, order = self._second_pass(batch, routings)
+            here = known[len(found) : len(found) + len(rows)]
+            told = [replace(r, selected=[t], weights={t: 1.0}) for r, t in zip(routings, here, strict=True)]
+            free, heads = (self._heads(output, order, batch, chosen, 3) for chosen in (routings, told))
+            found += zip(free, heads, strict=True)
+        return found
+
     def generate(
         self,
         prompts: Any,

@@ -358,4 +358,29 @@ def trial_curve(series: Mapping[str, Sequence[float]]) -> Any:
     axes.step(range(len(best)), best, where="post", color=BLUE, linewidth=2, label="best so far", zorder=3)
     _quiet_axes(axes, "accuracy, %", "trial")
     axes.legend(loc="lower right", frameon=False, fontsize=9.5)
+
+
+def multiples(found: Mapping[str, float], own: str) -> Any:
+    """A bar for each name, as a multiple of one thing, which is a line; one name stands out.
+
+    Args:
+        found: for each name how many times as much.
+        own: the name that stands out.
+    """
+    names = list(found)
+    figure = _new_figure(7.6, 0.9 + 0.32 * len(names))
+    axes = figure.add_subplot()
+    colours = [BLUE if name == own else FAINT for name in names]
+    bars = axes.barh(range(len(names)), list(found.values()), 0.72, color=colours)
+    axes.bar_label(bars, fmt="%.2f", padding=4, fontsize=9, color=INK)
+    axes.axvline(1.0, color=QUIET, linewidth=0.9)
+    axes.set_yticks(range(len(names)), [_plain(name) for name in names])
+    for label, name in zip(axes.get_yticklabels(), names, strict=True):
+        label.set_fontweight("bold" if name == own else "normal")
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.12 * max(found.values()))
+    axes.set_xticks([])
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    axes.spines["left"].set_color(QUIET)
+    axes.tick_params(axis="y", length=0, labelsize=9.5)
     return figure

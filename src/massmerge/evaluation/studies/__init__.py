@@ -5,7 +5,10 @@ from massmerge.evaluation.studies.batch import BATCH
 from massmerge.evaluation.studies.layers import LAYERS
 from massmerge.evaluation.studies.redundancy import REDUNDANCY
 from massmerge.evaluation.studies.routers import ROUTERS
+from massmerge.evaluation.studies.storage import STORAGE
 from massmerge.evaluation.studies.study import Study
 from massmerge.evaluation.studies.sweep import SWEEP
 
-STUDIES: dict[str, Study] = {study.name: study for study in (LAYERS, ROUTERS, REDUNDANCY, SWEEP, ABLATION, BATCH)}
+STUDIES: dict[str, Study] = {
+    study.name: study for study in (LAYERS, ROUTERS, REDUNDANCY, SWEEP, ABLATION, BATCH, STORAGE)
+}

@@ -1,0 +1,103 @@
+"""The studies of routed peers: sizes against the files, work against a count by hand, heads that are told."""
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+from massmerge import Bundle
+from massmerge.evaluation.compute import operations, time_ratios
+from massmerge.evaluation.studies.context import Settings
+from massmerge.evaluation.studies.run import run_studies
+from massmerge.moerging import PEERS
+from massmerge.prepare import prepare
+from massmerge.recipe import Recipe
+from massmerge.tensorfile import read_header
+from models import FAMILIES, text_bundle
+from study_suite import write_study_suite
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return text_bundle(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def run(bundle, tmp_path_factory):
+    suite, out = write_study_suite(tmp_path_factory.mktemp("suite"), 6), tmp_path_factory.mktemp("studies")
+
+    @cache
+    def found(name, again=0):
+        options = {"bundle": bundle, "recipe": bundle.parent / "recipe.yaml", "settings": Settings(quick=True)}
+        return run_studies(name, suite, out, **options)[0].to_dict()
+
+    return found
+
+
+# What passes cost
+
+
+def test_products_are_counted_as_a_count_by_hand_does():
+    layer, x, wide = nn.Linear(8, 16), torch.randn(4, 8), torch.randn(2, 5, 8)
+    with torch.inference_mode():
+        assert operations(lambda: layer(x)) == 2 * 4 * 8 * 16
+        assert operations(lambda: torch.zeros(4, 16).addmm_(x, layer.weight.mT)) == 2 * 4 * 8 * 16
+        assert operations(lambda: wide @ layer.weight.mT) == 2 * 2 * 5 * 8 * 16
+        assert operations(lambda: x + 1) == 0
+
+
+@torch.inference_mode()
+def test_the_count_of_a_model_is_that_of_its_layers_and_its_attention():
+    base = FAMILIES["bert"].make_base()
+    inputs = FAMILIES["bert"].make_inputs(3)
+    tokens = {p: 3 if "pooler" in p else 3 * 7 for p, m in base.named_modules() if isinstance(m, nn.Linear)}
+    linear = sum(2 * n * base.get_submodule(p).weight.numel() for p, n in tokens.items())
+    attention = 2 * 3 * 2 * (2 * 7 * 7 * 16) * 2  # blocks, inputs, heads; scores and values
+    assert operations(lambda: base(**inputs)) == linear + attention
+
+
+def test_a_call_that_does_twice_the_work_takes_about_twice_the_time():
+    x = torch.randn(200, 200)
+    runs = {"once": lambda: [x @ x for _ in range(20)], "twice": lambda: [x @ x for _ in range(40)]}
+    found = time_ratios(runs, "once", repeats=9)
+    assert found["once"] == 1.0
+    assert 1.4 < found["twice"] < 2.9
+
+
+# storage
+
+
+def test_sizes_are_those_of_the_files_and_numbers_those_of_the_tensors(run, bundle, tmp_path):
+    rows = {row["method"]: row for row in run("storage")["rows"]}
+    assert list(rows) == ["base", "mass", *PEERS, "experts"]
+    opened = Bundle(bundle)
+    plain = sum(math.prod(i.shape) for i in read_header(bundle / "base" / "model.safetensors").values())
+    assert (rows["base"]["bytes"], rows["base"]["parameters"]) == (opened.base_bytes, plain)
+    kept = sum(
+        math.prod(i.shape) for path in bundle.glob("tasks/*/factors.safetensors") for i in read_header(path).values()
+    )
+    assert (rows["mass"]["bytes"], rows["mass"]["parameters"]) == (opened.counted_bytes, plain + kept)
+    sources = prepare(Recipe.load(bundle.parent / "recipe.yaml"), bundle.parent, download=False)
+    PEERS["arrow"](sources).save(tmp_path)
+    file = tmp_path / "model.safetensors"
+    numbers = sum(math.prod(i.shape) for i in read_header(file).values())
+    assert (rows["arrow"]["bytes"], rows["arrow"]["parameters"]) == (file.stat().st_size, numbers)
+    assert rows["arrow"]["of_the_base"] == pytest.approx(file.stat().st_size / opened.base_bytes, abs=1e-4)
+    assert rows["experts"]["parameters"] == 3 * plain
+
+
+def test_work_is_at_least_a_forward_pass_and_that_of_two_passes_is_more(run):
+    result = run("storage")
+    work = {row["method"]: row["forwards"] for row in result["rows"]}
+    assert all(value >= 1.0 for value in work.values())
+    assert work["twin"] > 2.0, "the shared expert, then the mixture"
+    assert 1.0 < work["smile_1"] < work["smile_2"]
+    assert all(one["forwards_timed"] > 0.5 for one in result["times"]["cells"])
+
+
+def test_a_second_run_gives_the_same_table_of_storage(run):
+    first, second = run("storage"), run("storage", again=1)
+    assert (first["rows"], first["verdict"]) == (second["rows"], second["verdict"])
+    assert first["verdict"]["mass_value"] == pytest.approx(1 - first["rows"][1]["bytes"] / first["rows"][-1]["bytes"])
