@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import massmerge
 from massmerge import Bundle
 from massmerge.evaluation.compute import operations, time_ratios
 from massmerge.evaluation.studies.context import Settings
@@ -15,7 +16,7 @@ from massmerge.moerging import PEERS
 from massmerge.prepare import prepare
 from massmerge.recipe import Recipe
 from massmerge.tensorfile import read_header
-from models import FAMILIES, text_bundle
+from models import FAMILIES, dense_expert, family_bundle, logits_of, rows_of, text_bundle
 from study_suite import write_study_suite
 
 
@@ -64,6 +65,25 @@ def test_a_call_that_does_twice_the_work_takes_about_twice_the_time():
     found = time_ratios(runs, "once", repeats=9)
     assert found["once"] == 1.0
     assert 1.4 < found["twice"] < 2.9
+
+
+# Heads that are told
+
+
+@torch.no_grad()
+def test_a_told_head_answers_after_the_passes_of_the_set_that_was_routed_to(tmp_path_factory):
+    bundle = family_bundle(tmp_path_factory.getbasetemp(), "bert")
+    model, inputs = massmerge.load(bundle), FAMILIES["bert"].make_inputs(6, seed=2)
+    told = ["a", "b", "c", "c", "b", "a"]
+    pairs = model.outcomes(rows_of(inputs), told, batch_size=4)
+    assert [free.task for free, _ in pairs] == [p.task for p in model.predict(rows_of(inputs))]
+    assert any(free.task != known.task for free, known in pairs), "or nothing is shown"
+    for i, (free, known) in enumerate(pairs):
+        expert = dense_expert(bundle, "bert", [free.task], told[i])
+        wanted = expert(**{k: v[i : i + 1] for k, v in inputs.items()}).logits[0]
+        found = logits_of(known)
+        assert known.task == told[i]
+        assert max(found.values()) == pytest.approx(float(wanted.max()), abs=1e-4)
 
 
 # storage

@@ -358,6 +358,7 @@ def trial_curve(series: Mapping[str, Sequence[float]]) -> Any:
     axes.step(range(len(best)), best, where="post", color=BLUE, linewidth=2, label="best so far", zorder=3)
     _quiet_axes(axes, "accuracy, %", "trial")
     axes.legend(loc="lower right", frameon=False, fontsize=9.5)
+    return figure
 
 
 def multiples(found: Mapping[str, float], own: str) -> Any:

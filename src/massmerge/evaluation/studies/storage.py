@@ -36,16 +36,17 @@ def run(context: StudyContext) -> Finding:
     sources = prepare(context.recipe, context.recipe_folder, download=True)
     rows = [_plain_base(context, sources), _bundle(context)]
     times, notes = [], list(_NOTES)
+    quick = context.settings.quick
     for name in PEERS:
+        about = {"method": name, "recipe": context.recipe.dump(), "quick": quick}
         try:
-            found = context.cell("storage", {"method": name, "recipe": context.recipe.dump(), "quick": context.settings.quick},
-                                 partial(_peer, context, sources, name))  # fmt: skip
+            found = context.cell("storage", about, partial(_peer, context, sources, name))
         except InputError as error:  # such as gates of MLPs, where adapters change none
             notes.append(f"{name} is left out: {error}")
             continue
         rows.append(found["row"])
         times.append({"method": name, "forwards_timed": found["timed"]})
-    mass = context.cell("storage", {"method": MASS, "quick": context.settings.quick}, lambda: _mass_compute(context))
+    mass = context.cell("storage", {"method": MASS, "quick": quick}, lambda: _mass_compute(context))
     rows[1] |= {"forwards": mass["forwards"]}
     times.insert(0, {"method": MASS, "forwards_timed": mass["timed"]})
     rows.append(_copies(sources))
