@@ -343,3 +343,6 @@ def test_a_phone_never_scrolls_sideways(tab, text_url, image_url, tmp_path):
     tab.locator("#file").set_input_files(next(tmp_path.iterdir()))
     tab.locator(".answer").wait_for()
     assert not scrolls_sideways(tab)
+    tab.get_by_role("link", name="API").click()
+    tab.get_by_role("heading", name="POST /v1/predict").wait_for()
+    assert not scrolls_sideways(tab)

@@ -38,7 +38,9 @@ def render(description: dict[str, Any], url: str) -> str:
     schemas = "".join(_schema(name, schema) for name, schema in sorted(description["components"]["schemas"].items()))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>API of mass serve</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="stylesheet" href="docs.css">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<link rel="icon" href="icon.svg" type="image/svg+xml">'
+        '<link rel="stylesheet" href="style.css"><link rel="stylesheet" href="docs.css">'
         f"</head><body><header><h1>API</h1><p>{escape(info['summary'])}</p>{key}"
         '<p><a href="./">The page</a> · <a href="openapi.json">OpenAPI as JSON</a></p></header>'
         f"<main><ul>{index}</ul>{parts}<h2>What goes over the wire</h2>{schemas}</main></body></html>"
