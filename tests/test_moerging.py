@@ -121,8 +121,10 @@ TOKEN_PEERS = {
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["bert", "vit", "dinov2", "gpt2"])
-@pytest.mark.parametrize("name", TOKEN_PEERS)
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [("smile_1", f) for f in ("bert", "vit", "dinov2", "gpt2")] + [("arrow", "bert"), ("arrow", "vit")],
+)
 def test_tokens_are_routed_as_a_loop_over_tokens_and_experts_does(folders, family, name):
     options, (gate, rank, top_k) = TOKEN_PEERS[name]
     folder, inputs = folders(family), FAMILIES[family].make_inputs(2)
@@ -167,7 +169,7 @@ def dense(folder, name, scales):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["bert", "vit", "dinov2", "gpt2", "clip"])
+@pytest.mark.parametrize("family", ["bert", "vit", "gpt2", "clip"])
 def test_wemoe_with_constant_gates_is_task_arithmetic(folders, family):
     folder, inputs = folders(family), FAMILIES[family].make_inputs(3)
     peer = PEERS["wemoe"](opened(folder), steps=0)
@@ -211,7 +213,7 @@ class OneHot(nn.Module):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["bert", "vit", "dinov2", "gpt2"])
+@pytest.mark.parametrize("family", ["bert", "dinov2", "gpt2"])
 def test_twin_with_a_certain_router_and_full_rank_is_the_expert(folders, family):
     folder, inputs = folders(family), FAMILIES[family].make_inputs(3)
     peer = PEERS["twin"](opened(folder), some_inputs(family, 2), kept=1.0, epochs=1)
