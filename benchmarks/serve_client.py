@@ -8,13 +8,51 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import subprocess
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
 from urllib.parse import urlsplit
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Served:
+    """A service that was started here."""
+
+    url: str
+    process: psutil.Process
+
+    @property
+    def memory(self) -> float:
+        """Resident memory in MB."""
+        return self.process.memory_info().rss / 1e6
+
+    @property
+    def work(self) -> float:
+        """Seconds of all cores that it has used."""
+        times = self.process.cpu_times()
+        return times.user + times.system
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[Served]:
+    """`mass serve` on a free port, stopped by its own pid."""
+    command = [sys.executable, "-c", "from massmerge.cli.main import main; main()", "serve", *arguments]
+    with subprocess.Popen([*command, "--port", "0", "--json", "-q"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield Served(json.loads(process.stdout.readline())["url"], psutil.Process(process.pid))
+        finally:
+            process.terminate()
+        code = process.wait(60)
+        assert code == 0, f"the service ended with {code}"
 
 
 @dataclass
@@ -26,6 +64,9 @@ class Load:
     """By status of HTTP; 0 where the connection failed."""
     latencies: dict[int, list[float]] = field(default_factory=dict)
     """Seconds of each request, by status."""
+
+    in_time: int = 0
+    """Answers while requests were still being sent."""
 
     def note(self, status: int, seconds: float) -> None:
         """Add a request."""
@@ -126,9 +167,8 @@ async def flood(url: str, requests: list[bytes], rate: float, seconds: float) ->
         tasks.add(task)
         task.add_done_callback(tasks.discard)
     load.seconds = time.perf_counter() - began  # the offered load ends here; what is still under way is waited for
-    answered = load.statuses[200]
+    load.in_time = load.statuses[200]
     await asyncio.gather(*tasks)
-    load.statuses[200], load.late = answered, load.statuses[200] - answered  # type: ignore[attr-defined]
     for connection in idle:
         connection.close()
     return load

@@ -4,6 +4,7 @@ The convention, for README.md, docs/ and examples/:
 - every block fenced as `bash` or `python` is run, unless the word `norun` follows; `exit=2` says which exit code is meant;
 - a block fenced as `text output` is what the block before it prints: numbers may differ in the last digit or two, `…` stands
   for anything, a line that is only `…` for any lines;
+- a block fenced as `bash server` starts `mass serve`, which answers the blocks below it;
 - a page that makes the example by `mass demo --tiny` starts in an empty folder, any other page inside the example.
 """
 
@@ -13,8 +14,8 @@ import re
 import shlex
 import shutil
 import subprocess
-from contextlib import redirect_stdout
-from dataclasses import dataclass
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ import massmerge
 from massmerge.cli.main import main
 from massmerge.example import make_example
 from massmerge.recipe import Recipe
+from serving import serving
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -47,7 +49,7 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return self.language in ("bash", "python") and "norun" not in self.words
+        return self.language in ("bash", "python") and not {"norun", "server"} & {*self.words}
 
     @property
     def exit_code(self) -> int:
@@ -190,9 +192,18 @@ def test_every_example_runs_and_prints_what_is_shown(page, example, tmp_path, mo
     else:
         shutil.copytree(example, tmp_path / "start")
     monkeypatch.chdir(tmp_path / "start")
+    with ExitStack() as stack:
+        run_page(page, stack)
+
+
+def run_page(page: Path, stack: ExitStack) -> None:
     names: dict = {"__name__": "example"}
-    printed = ""
+    printed, served = "", "localhost:8000"
     for block in blocks(page):
+        if "server" in block.words:
+            running = stack.enter_context(serving(*shlex.split(block.text)[2:]))
+            served = running.url.removeprefix("http://")
+        block = replace(block, text=block.text.replace("localhost:8000", served))
         if block.runs:
             printed = run_bash(block) if block.language == "bash" else run_python(block, names)
         elif "output" in block.words:

@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from massmerge.serve.errors import ClientGone, ServiceError
@@ -63,7 +64,7 @@ class Guard:
         try:
             self._refuse(scope, headers)
             await self._app(scope, self._limited(receive, state), answer)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):
             answer.status = 499
         except ServiceError as error:
             await answer.fail(error, scope, receive)

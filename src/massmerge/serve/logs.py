@@ -65,7 +65,10 @@ def set_up_logs(form: Literal["text", "json"], level: int = logging.INFO, stream
     """Send the service's log, and what its server complains of, to standard error in one form."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
-    for name, least in (("massmerge.serve", level), ("uvicorn.error", max(level, logging.WARNING))):
+    for name, least in (
+        ("massmerge.serve", level),
+        ("uvicorn.error", logging.WARNING if level <= logging.DEBUG else logging.ERROR),
+    ):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(least)

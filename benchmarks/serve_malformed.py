@@ -1,0 +1,223 @@
+"""Ten thousand requests that are wrong: `python benchmarks/serve_malformed.py`.
+
+A quarter is made by schemathesis from the service's own description (`pip install 'massmerge[bench]'`), the rest is random
+bytes under every content type, bodies that blow up when they are read, and requests that are hardly HTTP. None may get a
+5xx other than 503, the service must answer afterwards, and its memory must stand still.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import random
+import socket
+import struct
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from serve_client import Served, serving
+
+SUITES = Path.home() / ".cache" / "massmerge" / "suites"
+KINDS = (
+    "application/json",
+    "multipart/form-data; boundary=x",
+    "image/png",
+    "text/plain",
+    "application/x-www-form-urlencoded",
+    "",
+)
+PATHS = ("/v1/predict", "/", "/v1/tasks", "/admin/reload", "/nothing", "/%00", "/../..", "/v1/predict?x=%ff")
+Statuses = Counter[int]
+
+
+def from_the_description(served: Served, count: int, seed: int) -> Statuses:
+    """Requests that schemathesis makes from the description: right ones, and ones that break it."""
+    import schemathesis
+    from hypothesis import HealthCheck, Phase, given, settings
+    from hypothesis import seed as seeded
+
+    schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
+    operations = [result.ok() for result in schema.get_all_operations()]
+    found: Statuses = Counter()
+    modes = list(schemathesis.GenerationMode)
+    each = -(-count // (len(operations) * len(modes)))
+    options = settings(
+        max_examples=each,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    for operation in operations:
+        for mode in modes:
+
+            @seeded(seed)
+            @options
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def send(case: schemathesis.Case) -> None:
+                if sum(found.values()) < count:
+                    found[case.call(base_url=served.url).status_code] += 1
+
+            try:
+                send()
+            except Exception as error:  # nothing in an operation can be broken, such as one without parameters
+                print(f"{operation.label}, {mode.value}: {type(error).__name__}")
+    return found
+
+
+def random_bodies(served: Served, count: int, seed: int) -> Statuses:
+    """Random bytes, and right bodies with bytes changed, under every content type."""
+    source = random.Random(seed)
+    right = json.dumps({"inputs": ["win a free prize now", {"text": "a"}], "top_k": 2, "explain": True}).encode()
+    found: Statuses = Counter()
+    with httpx.Client(base_url=served.url, trust_env=False, timeout=60) as client:
+        for _ in range(count):
+            body = bytearray(right)
+            for _ in range(source.randint(1, 8)):
+                body[source.randrange(len(body))] = source.randrange(256)
+            content = bytes(body) if source.random() < 0.5 else source.randbytes(source.randrange(2000))
+            method, kind = source.choice(("POST", "POST", "POST", "GET", "PUT")), source.choice(KINDS)
+            answer = client.request(method, source.choice(PATHS), content=content, headers={"Content-Type": kind})
+            found[answer.status_code] += 1
+    return found
+
+
+def png(width: int, height: int, data: bytes) -> str:
+    """An image that says what it likes of its size, as base64."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    file = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b"")
+    return base64.b64encode(file).decode()
+
+
+def bombs() -> Iterator[tuple[bytes, str]]:
+    """Bodies that grow when they are read, with their content type."""
+    zeros = bytes(3_000_000)
+    image = [png(60_000, 60_000, zeros), png(2**31 - 1, 1, b""), png(1000, 1000, zeros), png(6000, 6000, zeros)]
+    deep = [b"[" * 100_000, b'{"inputs":' * 50_000, b'{"inputs": ' + b"[" * 5000 + b"]" * 5000 + b"}"]
+    many = {str(number): number for number in range(20_000)}
+    long = [{"inputs": "a " * 200_000}, {"inputs": ["a"] * 50_000}, {"inputs": "\u0000\ud7ff\uffff" * 1000}]
+    long += [{"inputs": "a", "tasks": ["x" * 1000] * 900}, {"inputs": {"text": "a", **many}}]
+    part = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\nno image\r\n'
+    forms = [
+        part * 2000 + b"--x--\r\n",
+        part * 100 + b"--x--\r\n",
+        b'--x\r\nContent-Disposition: form-data; name="' + b"n" * 90_000,
+    ]
+    while True:
+        for text in image:
+            yield json.dumps({"inputs": {"image": text}}).encode(), KINDS[0]
+            yield base64.b64decode(text), KINDS[2]
+        for content in deep:
+            yield content, KINDS[0]
+        for body in long:
+            yield json.dumps(body).encode(), KINDS[0]
+        for form in forms:
+            yield form, KINDS[1]
+        yield b'{"inputs": 1' + b"0" * 100_000 + b"}", KINDS[0]
+        yield b" " * 21_000_000, KINDS[0]
+
+
+def growing_bodies(served: Served, count: int, seed: int) -> Statuses:
+    """Deep and endless JSON, images of billions of pixels, forms of thousands of files."""
+    found: Statuses = Counter()
+    with httpx.Client(base_url=served.url, trust_env=False, timeout=60) as client:
+        for content, kind in islice(bombs(), count):
+            found[client.post("/v1/predict", content=content, headers={"Content-Type": kind}).status_code] += 1
+    return found
+
+
+def hardly_http(served: Served, count: int, seed: int) -> Statuses:
+    """Huge headers, thousands of them, lines that are no requests, lengths that lie, connections that break off."""
+    source, address = random.Random(seed), urlsplit(served.url)
+    post = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    makers: list[Callable[[], bytes]] = [
+        lambda: b"GET / HTTP/1.1\r\nX: " + b"a" * source.randrange(200_000) + b"\r\n\r\n",
+        lambda: b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * source.randrange(8000) + b"\r\n",
+        lambda: b"GET /" + b"a" * source.randrange(200_000) + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        lambda: source.randbytes(source.randrange(1, 4000)),
+        lambda: post + b"Content-Length: 99999999999999999999\r\n\r\n{}",
+        lambda: post + b"Content-Length: -1\r\n\r\n{}",
+        lambda: post + b"Content-Length: 10\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        lambda: post + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + source.randbytes(50),
+        lambda: post + b"Content-Length: 1000\r\n\r\n{",
+        lambda: b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        lambda: b"GET /v1/predict HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
+    ]
+    found: Statuses = Counter()
+    for number in range(count):
+        try:
+            with socket.create_connection((address.hostname or "", address.port or 0), 10) as connection:
+                connection.sendall(makers[number % len(makers)]())
+                connection.shutdown(socket.SHUT_WR)
+                answer = connection.recv(200)
+                found[int(answer.split(b" ")[1]) if answer.startswith(b"HTTP/1.1 ") else 0] += 1
+        except OSError:
+            found[0] += 1  # the service closed the connection
+    return found
+
+
+def run(served: Served, name: str, shares: dict[Callable[[Served, int, int], Statuses], int], right: object) -> bool:
+    """All kinds of requests against one service; whether it stood them."""
+    found: Statuses = Counter()
+    for kind, count in shares.items():
+        kind(served, max(20, count // 50), 1)  # what is loaded on first use is no growth
+    before = served.memory
+    asked = 0
+    for kind, count in shares.items():
+        asked += count
+        statuses = kind(
+            served, asked - sum(found.values()), 2
+        )  # schemathesis may find less to break than it was asked for
+        print(f"{name}: {kind.__name__} {dict(sorted(statuses.items()))}, memory {served.memory:.0f} MB", flush=True)
+        found += statuses
+    grown = served.memory - before
+    alive = (
+        httpx.post(f"{served.url}/v1/predict", json={"inputs": right}, trust_env=False, timeout=60).status_code == 200
+    )
+    wrong = {status: count for status, count in found.items() if status >= 500 and status != 503}
+    holds = not wrong and alive and grown <= 100
+    measured = (
+        f"5xx other than 503: {sum(wrong.values())}; alive: {alive}; memory {before:.0f} MB before, {grown:+.0f} MB"
+    )
+    bound = "0; alive; stable"
+    print(f"| {name}: {sum(found.values())} requests | {measured} | {bound} | {'holds' if holds else '**missed**'} |")
+    return holds
+
+
+def main() -> None:
+    """Text and images."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--text", type=Path, default=SUITES / "text" / "bundles" / "core")
+    parser.add_argument("--images", type=Path, default=SUITES / "vision" / "bundles" / "core")
+    given = parser.parse_args()
+    count = given.requests
+    text = {
+        from_the_description: count // 4,
+        random_bodies: count * 3 // 10,
+        growing_bodies: count // 20,
+        hardly_http: count // 4,
+    }
+    images = {random_bodies: count // 10, growing_bodies: count - sum(text.values()) - count // 10}
+    holds = []
+    with serving(str(given.text), "--threads", "1") as served:
+        holds.append(run(served, "text", text, "win a free prize now"))
+    with serving(str(given.images), "--threads", "1") as served:
+        holds.append(run(served, "images", images, png(64, 64, bytes(64 * 193))))
+    sys.exit(0 if all(holds) else 1)
+
+
+if __name__ == "__main__":
+    main()
