@@ -21,8 +21,8 @@ from massmerge.evaluation.studies.opening import open_studies
 from massmerge.evaluation.studies.run import run_studies
 from massmerge.evaluation.studies.settings import Settings
 from massmerge.recipe import AnswerOptions, Redundancy
-from models import image_bundle, text_bundle, with_options
-from study_suite import write_study_suite
+from models import image_bundle, with_options
+from study_suite import study_bundle, write_study_suite
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bundle(root):
-    return text_bundle(root)
+    return study_bundle(root)
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +86,10 @@ def test_a_score_of_the_routers_study_is_that_of_a_bundle(everything, bundle, su
     (row,) = rows_of(everything["routers"], kind=f"base {score}", sites="vote")
     assert row["routing"]["tasks"] == figures(found, "routing")
     assert row["answers"]["tasks"] == figures(found, "shared")
+    assert 0 < row["routing"]["mean"] < 1
 
 
-@pytest.mark.parametrize("kind", ["prototype", "nearest", "mlp"])
+@pytest.mark.parametrize("kind", ["prototype", "nearest"])
 def test_a_fitted_router_of_the_study_is_that_of_a_calibrated_bundle(
     everything, context, bundle, suite, tmp_path, kind
 ):
@@ -111,7 +112,7 @@ def fixed_bundle(bundle, tmp_path_factory):
     """The experts merged with a fixed model, at the ranks that the bundle has without one."""
     folder = tmp_path_factory.mktemp("fixed")
     recipe = yaml.safe_load((bundle.parent / "recipe.yaml").read_text())
-    recipe["merge"] = {"rank": 16, "redundancy": {"threshold": 0.0}}
+    recipe["merge"] = {"rank": 12, "redundancy": {"threshold": 0.0}}
     for first_pass in ("base", "fixed"):
         recipe["router"] = {"first_pass": first_pass}
         (folder / f"{first_pass}.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
@@ -147,7 +148,7 @@ def test_through_the_fixed_model_the_study_routes_as_a_bundle_with_it(
     found = massmerge.evaluate(fixed_bundle / "fixed", suite, oracle=False)
     assert row["vote"]["tasks"] == figures(found, "routing")
     assert 0 < row["left_out"] < 1
-    assert row["left_out_tasks"]["spam"] == 0.0  # the first of the recipe is never left out
+    assert row["left_out_tasks"]["a"] == 0.0  # the first of the recipe is never left out
     assert rows_of(result, filter="none")[0]["left_out"] == 0.0
 
 
@@ -160,6 +161,7 @@ def test_a_cell_of_the_sweep_is_a_bundle_with_that_setting(
     (row,) = rows_of(everything["sweep"], threshold=threshold, top_k=top_k, score=score)
     assert row["tasks"] == figures(found, "shared")
     sizes = found.set_sizes
+    assert len({row["mean"] for row in everything["sweep"].finding.rows}) > 2
     assert row["set"] == pytest.approx(sum(size * n for size, n in sizes.items()) / sum(sizes.values()), abs=1e-4)
 
 
@@ -170,18 +172,17 @@ def test_a_merge_of_the_ablation_is_a_bundle_with_that_merge(everything, bundle,
     assert row["tasks"] == figures(found, "shared")
 
 
-def test_ranks_of_the_ablation_are_bundles_of_the_recipe(everything, bundle):
+def test_ranks_of_the_ablation_are_bundles_of_the_recipe(everything, bundle, suite, tmp_path):
     budget, paper = rows_of(everything["ablation"], part="rank")
-    assert budget["rule"] == "budget: 2.0"
-    assert budget["bytes"] == massmerge.Bundle(bundle).counted_bytes
-    assert paper["rule"] == "rank: 1/T"
-    assert budget["tasks"] == rows_of(everything["ablation"], top_k=1)[0]["tasks"]
-    assert budget["known"]["mean"] == massmerge.evaluate(bundle, everything_suite(everything)).means["known"].value
-
-
-def everything_suite(everything):
-    where = next(iter(everything["layers"].about["data"].values()))["where"]
-    return where.rpartition("/")[0] + "/suite.yaml"
+    assert (budget["rule"], paper["rule"]) == ("budget: 2.0", "rank: 1/T")
+    recipe = yaml.safe_load((bundle.parent / "recipe.yaml").read_text())
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**recipe, "merge": {"rank": "1/T"}}, sort_keys=False))
+    massmerge.merge(tmp_path / "recipe.yaml", tmp_path / "b", folder=bundle.parent)
+    found = massmerge.evaluate(tmp_path / "b", suite)
+    assert paper["bytes"] == massmerge.Bundle(tmp_path / "b").counted_bytes
+    assert paper["tasks"] == figures(found, "shared")
+    assert paper["known"]["tasks"] == figures(found, "known")
+    assert paper["routing"]["tasks"] == figures(found, "routing")
 
 
 def test_a_shared_decision_is_that_of_predict(everything, bundle, suite):
@@ -197,6 +198,7 @@ def test_a_shared_decision_is_that_of_predict(everything, bundle, suite):
             right[task] += (answer.task, answer.label) == (task, ready.data[task].labels[place])
     (row,) = rows_of(everything["batch"], size=16, decides=PROBES)
     assert row["answers"]["tasks"] == {t: pytest.approx(n / len(ready.data[t])) for t, n in right.items()}
+    assert len({row["answers"]["mean"] for row in everything["batch"].finding.rows}) > 1
 
 
 def test_a_batch_of_one_is_a_decision_for_each_input(everything, bundle, suite):
@@ -246,23 +248,24 @@ def test_the_answer_of_a_set_is_chosen_as_in_predict(score):
 
 def test_answers_by_a_given_routing_are_those_of_predict(bundle):
     model = massmerge.load(bundle)
-    inputs = ["call now", "vote on the law", "a sad film about a team"]
+    inputs = ["call", "vote law", "sad film team", "good", "win free prize"]
     expected = model.predict(inputs)
     found = model.answer(inputs, [p.routing for p in expected], batch_size=2)
     assert [(p.task, p.label, p.logit) for p in found] == [
         (p.task, p.label, pytest.approx(p.logit, abs=1e-5)) for p in expected
     ]
-    told = model.answer(inputs[:1], [Routing({}, {"mood": 1.0}, ["mood"], "")])
-    assert told[0].label == model.predict(inputs[0], task="mood")[0].label
+    assert len({p.task for p in found}) > 1
+    told = model.answer(inputs[:1], [Routing({}, {"c": 1.0}, ["c"], "")])
+    assert told[0].label == model.predict(inputs[0], task="c")[0].label
     with pytest.raises(InputError, match="no task 'tone'"):
         model.answer(inputs[:1], [Routing({}, {"tone": 1.0}, ["tone"], "")])
 
 
 def test_an_answer_is_computed_once_whatever_asks_for_it(context, monkeypatch):
     book = AnswerBook(context, context.runtime)
-    routings = [Routing({}, {"spam": 1.0}, ["spam"], ""), Routing({}, {"spam": 0.6, "mood": 0.4}, ["mood", "spam"], "")]
+    routings = [Routing({}, {"a": 1.0}, ["a"], ""), Routing({}, {"a": 0.6, "c": 0.4}, ["c", "a"], "")]
     first = book.heads([0, 1], routings)
-    assert [sorted(heads) for heads in first] == [["spam"], ["mood", "spam"]]
+    assert [sorted(heads) for heads in first] == [["a"], ["a", "c"]]
     monkeypatch.setattr(massmerge.Model, "answer", None)
     assert AnswerBook(context, context.runtime).heads([0, 1], routings) == first
 
@@ -288,7 +291,7 @@ def test_every_study_writes_its_folder_and_all_writes_one_report(everything, out
 def test_where_mass_does_not_win_the_report_says_so_and_why(everything, out):
     text = (out / "report.md").read_text()
     lost = [name for name, result in everything.items() if not result.finding.verdict.won]
-    assert lost, "the tiny example has random weights: MASS cannot win everything"
+    assert lost, "random weights: MASS cannot win everything"
     section = text.partition("## Where MASS does not win")[2].partition("\n## ")[0]
     for name in lost:
         (line,) = [line for line in section.splitlines() if line.startswith(f"- {name}: ")]

@@ -249,7 +249,7 @@ def heat_map(
     spread = max(1.0, high - low)
     axes.imshow(shares, cmap="Blues", vmin=low - 0.35 * spread, vmax=high + 0.15 * spread, aspect="auto")
     for (i, j), value in np.ndenumerate(shares):
-        dark = value > low + 0.62 * spread
+        dark = value > low + 0.55 * spread
         axes.text(j, i, f"{value:.1f}" if value < 99.95 else "100", ha="center", va="center", fontsize=7.5,
                   color="white" if dark else INK)  # fmt: skip
     axes.set_xticks(range(len(columns)), [_plain(name) for name in columns], fontsize=8.5)

@@ -95,7 +95,7 @@ def _verdict(rows: list[dict[str, Any]]) -> Verdict:
         f"Sets of {best['set']:.2f} tasks on average let the heads correct the router, on {most} most: "
         f"{percent(own['tasks'][most])} to {percent(best['tasks'][most])}."
     )  # fmt: skip
-    return Verdict("accuracy of the answers, mean over the tasks", _name(best), best["mean"], "one task a set",
+    return Verdict("accuracy of the answers, mean over the tasks", _name(best), best["mean"], _name(own),
                    own["mean"], max(own["margin"], best["margin"]), why)  # fmt: skip
 
 

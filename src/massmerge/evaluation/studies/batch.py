@@ -86,9 +86,10 @@ def _verdict(context: StudyContext, rows: list[dict[str, Any]]) -> Verdict:
         f"A shared decision averages the noise of its inputs: routing rises from {percent(own['routing']['mean'])} to "
         f"{percent(best['routing']['mean'])}. It needs to be known that the inputs of a batch are of one task."
     )  # fmt: skip
-    return Verdict("accuracy of the answers, mean over the tasks", f"batches of {best['size']}, {best['decides']}",
-                   theirs["mean"], "a decision for each input", ours["mean"], max(ours["margin"], theirs["margin"]),
-                   why)  # fmt: skip
+    mass = "a decision for each input"
+    name = mass if best is own else f"batches of {best['size']}, {best['decides']}"
+    return Verdict("accuracy of the answers, mean over the tasks", name, theirs["mean"], mass, ours["mean"],
+                   max(ours["margin"], theirs["margin"]), why)  # fmt: skip
 
 
 def _sentences(rows: list[dict[str, Any]]) -> list[str]:

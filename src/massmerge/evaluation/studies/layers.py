@@ -75,8 +75,9 @@ def _verdict(context: StudyContext, best: str, alone: Measured, together: Measur
             f"The site {best} can only be named with labelled data: it was chosen on the measured rows. It is "
             f"better than the vote on {len(alone.tasks) - len(worse)} of {len(alone.tasks)} tasks."
         )
-    return Verdict("routing accuracy, mean over the tasks", best, max(alone.mean, together.mean), f"the vote of {voters}",
-                   together.mean, max(alone.margin, together.margin), why)  # fmt: skip
+    mass = f"the vote of {voters}"
+    return Verdict("routing accuracy, mean over the tasks", best if alone.mean >= together.mean else mass,
+                   max(alone.mean, together.mean), mass, together.mean, max(alone.margin, together.margin), why)  # fmt: skip
 
 
 def _sentences(voters: list[Voter], found: dict[str, Measured], together: Measured) -> list[str]:

@@ -83,7 +83,12 @@ def verdict_words(result: Result) -> str:
     verdict = result.finding.verdict
     figures = f"{100 * verdict.mass_value:.1f} %"
     if verdict.won:
-        return f"MASS ({verdict.mass}) is the best: {verdict.measure} {figures}."
+        level = verdict.best_value == verdict.mass_value and verdict.best != verdict.mass
+        return (
+            f"MASS ({verdict.mass}) is level with {verdict.best}, and nothing is better: {verdict.measure} {figures}."
+            if level
+            else f"MASS ({verdict.mass}) is the best: {verdict.measure} {figures}."
+        )
     gap = 100 * (verdict.best_value - verdict.mass_value)
     words = (
         f"{verdict.best} is the best: {verdict.measure} {100 * verdict.best_value:.1f} %, MASS ({verdict.mass}) {figures}, "
