@@ -8,7 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from massmerge.errors import InputError
 from massmerge.heads import find_head
-from massmerge.heads.sources import read_labels, write_head
+from massmerge.heads.labels import read_labels
+from massmerge.heads.sources import write_head
 from massmerge.prepare import make_plan
 from massmerge.recipe import TaskRecipe
 from models import FAMILIES, open_pair

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from massmerge.bundle import BASE_WEIGHTS, FIXED, Bundle
 from massmerge.checkpoints import Base, find_source, narrow, open_base
@@ -30,7 +31,8 @@ def load_base(bundle: Bundle, touched: set[str], *, check: bool = True) -> PreTr
     """
     folder = bundle.path / "base"
     if BASE_WEIGHTS in bundle.manifest["files"]:
-        model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+        kind = getattr(transformers, bundle.manifest["base"]["class"])  # AutoModel leaves CLIP's projection away
+        model = kind.from_pretrained(folder, dtype=torch.float32).eval()
         present = set(read_header(bundle.path / BASE_WEIGHTS)) | touched
     else:
         model, names = _referenced_base(bundle, folder, check=check)

@@ -1,4 +1,4 @@
-"""Small examples made on the spot, each with a recipe: a BERT with three experts, and a T5 with two experts that write.
+"""Small examples made on the spot, each with a recipe: a BERT, a T5 whose experts write, a CLIP with heads of texts.
 
 The weights are random and the updates have the falling spectrum that fine-tuning gives; it shows the tool, not accuracy.
 """
@@ -15,6 +15,11 @@ from transformers import (
     BertForSequenceClassification,
     BertModel,
     BertTokenizerFast,
+    CLIPConfig,
+    CLIPImageProcessorPil,
+    CLIPModel,
+    CLIPTokenizer,
+    CLIPVisionModel,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -51,6 +56,9 @@ merge:
   budget: 2.0                # at most twice the bytes of the base, heads not counted
 """
 _WRITERS = ("question", "summary")
+_LETTERS = 'abcdefghijklmnopqrstuvwxyz0123456789.,:"!_-'
+CLIP_VOCABULARY = (*_LETTERS, *(f"{letter}</w>" for letter in _LETTERS), "<|startoftext|>", "<|endoftext|>")
+_PICTURES = {"pets": ("oxford_pets", ["cat", "dog"]), "signs": ("gtsrb", ["stop", "yield", "no entry"])}
 
 
 def make_example(folder: Path) -> Path:
@@ -96,6 +104,45 @@ def make_writing_example(folder: Path) -> Path:
     recipe = folder / "recipe.yaml"
     recipe.write_text(f"base: base\ntasks:\n{tasks}", encoding="utf-8")
     return recipe
+
+
+def make_clip_example(folder: Path) -> Path:
+    """Write a CLIP with both towers and two fine-tuned vision towers to a folder; returns the recipe's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    seeds = torch.Generator().manual_seed(7)
+    tower = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    words = len(CLIP_VOCABULARY)
+    text = {"vocab_size": words, "bos_token_id": words - 2, "eos_token_id": words - 1, "pad_token_id": words - 1}
+    vision = {**tower, "image_size": 32, "patch_size": 8}
+    base = CLIPModel(CLIPConfig(vision_config=vision, text_config={**tower, **text}, projection_dim=32))
+    with torch.no_grad():
+        for parameter in base.parameters():
+            if parameter.ndim > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=seeds) * 0.15)
+    base.save_pretrained(folder / "base")
+    write_clip_processor(folder / "base")
+    tasks = ""
+    for task, (templates, classes) in _PICTURES.items():
+        expert = CLIPVisionModel(base.config.vision_config)
+        with torch.no_grad():
+            for name, parameter in expert.named_parameters():
+                change = _update(parameter.flatten(1).shape if parameter.ndim > 1 else parameter.shape, seeds)
+                parameter.copy_(base.vision_model.get_parameter(name) + change.reshape(parameter.shape))
+        expert.save_pretrained(folder / task)
+        tasks += f"  - name: {task}\n    expert: {task}\n"
+        tasks += f"    head: {{classes: [{', '.join(classes)}], templates: {templates}}}\n"
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(f"base: base\ntasks:\n{tasks}", encoding="utf-8")
+    return recipe
+
+
+def write_clip_processor(folder: Path) -> None:
+    """A tokenizer of letters and a processor for small images, of CLIP's classes."""
+    vocabulary = {token: i for i, token in enumerate(CLIP_VOCABULARY)}
+    end = CLIP_VOCABULARY[-1]
+    CLIPTokenizer(vocab=vocabulary, merges=[], unk_token=end, eos_token=end, pad_token=end).save_pretrained(folder)
+    size = {"height": 32, "width": 32}
+    CLIPImageProcessorPil(size=size, crop_size=size).save_pretrained(folder)
 
 
 def _write_tokenizer(folder: Path, **options: object) -> None:

@@ -24,11 +24,12 @@ from massmerge.bundle import file_sha256
 from massmerge.deltas import Kept, delta, distinct
 from massmerge.errors import InputError, MassError, Problem, problems_error
 from massmerge.findings import findings
+from massmerge.heads.text import template_sets
 from massmerge.linalg import Factors, core_matrix, cosine_matrix
 from massmerge.originals import Originals
 from massmerge.plan import TensorPlan
 from massmerge.prepare import Prepared, prepare, recipe_and_folder
-from massmerge.recipe import Recipe
+from massmerge.recipe import LinearHead, Recipe, TextHead
 from massmerge.static_parts import StaticParts
 from massmerge.workfolder import WorkFolder, refuse_target
 
@@ -270,8 +271,13 @@ def _fingerprint(prepared: Prepared, workers: int) -> str:
 def _files_of_tasks(recipe: Recipe) -> Iterator[str]:
     """Files that tasks name beside their experts: a head's weights, label names."""
     for task in recipe.tasks:
-        head = (task.head.weights, task.head.labels) if task.head else ()
-        yield from (name for name in (task.labels, *head) if isinstance(name, str))
+        head = task.head
+        named: list[object] = [task.labels]
+        if isinstance(head, LinearHead):
+            named += [head.weights, head.labels]
+        elif isinstance(head, TextHead):
+            named += [head.classes, None if str(head.templates) in template_sets() else head.templates]
+        yield from (name for name in named if isinstance(name, str))
 
 
 def _refuse_full_disk(target: Path, prepared: Prepared) -> None:

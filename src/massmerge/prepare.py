@@ -22,11 +22,15 @@ from massmerge.checkpoints import (
     open_expert,
 )
 from massmerge.checkpoints.experts import task_skeleton
+from massmerge.checkpoints.open_clip import OpenClipStore
+from massmerge.checkpoints.towers import has_towers, vision_tower
 from massmerge.errors import InputError, Problem, problems_error
 from massmerge.heads import HeadSource, find_base_head, find_head
+from massmerge.heads.runtime import feature_width
+from massmerge.heads.text import TextTower
 from massmerge.plan import Plan, Sizes, TaskPlan, TensorPlan, merge_seconds, peak_memory
 from massmerge.ranks import MatrixSize, core_bytes, factor_bytes, ranks_by_budget, ranks_by_rule
-from massmerge.recipe import Recipe
+from massmerge.recipe import Recipe, TextHead
 from massmerge.routing.sites import choose_sites, find_sites
 from massmerge.tensorfile import TensorInfo, header_bytes
 
@@ -87,10 +91,11 @@ def prepare(recipe: Recipe, folder: Path, *, download: bool, workers: int = 2) -
     base = attempt("base", lambda: open_base(find_source(recipe.base, folder, download=download)))
     if base is None:
         raise problems_error(problems)
-    base = _narrowed(base, [s for s in sources.values() if s is not None])
+    tower = _text_tower(recipe, folder, base, attempt, download=download)
+    base = _narrowed(base, [s for s in sources.values() if s is not None], image=tower is not None)
     experts: dict[str, Expert] = {}
     heads: dict[str, HeadSource] = {}
-    features = getattr(base.skeleton.config, "hidden_size", None)
+    features = feature_width(base.skeleton.model)
     for task in recipe.tasks:
         source = sources[task.name]
         if source is None:
@@ -101,7 +106,7 @@ def prepare(recipe: Recipe, folder: Path, *, download: bool, workers: int = 2) -
             continue
         experts[task.name] = expert
         problems += [Problem(where, text, "warning") for text in expert.warnings]
-        head = attempt(where, partial(find_head, task, expert, folder, features))
+        head = attempt(where, partial(find_head, task, expert, folder, features, tower))
         if head is not None:
             heads[task.name] = head
     processor = attempt("processor", lambda: _processor_files(recipe, folder, base.source, download=download)) or {}
@@ -113,8 +118,28 @@ def prepare(recipe: Recipe, folder: Path, *, download: bool, workers: int = 2) -
     return prepared
 
 
-def _narrowed(base: Base, sources: list[Source]) -> Base:
+def _text_tower(
+    recipe: Recipe,
+    folder: Path,
+    base: Base,
+    attempt: Callable[[str, Callable[[], Source]], Source | None],
+    *,
+    download: bool,
+) -> TextTower | None:
+    """The base's text tower, if a head is made of texts; its tokenizer is the processor's, else the base's."""
+    if not any(isinstance(task.head, TextHead) for task in recipe.tasks):
+        return None
+    vision_tower(base)  # refuses a base that has no towers
+    if recipe.processor is None:
+        return TextTower(base, base.source)
+    named = recipe.processor
+    return TextTower(base, attempt("processor", lambda: find_source(named, folder, download=download)) or base.source)
+
+
+def _narrowed(base: Base, sources: list[Source], *, image: bool) -> Base:
     """The part of the base that the experts are versions of; what does not fit is told when the expert is opened."""
+    if has_towers(base) and (image or isinstance(base.store, OpenClipStore)):
+        return narrow(base, vision_tower(base))
     for source in sources:
         if not is_adapter(source):
             try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
 from massmerge import yamlfile
 from massmerge.merge_options import MergeOptions, Redundancy
@@ -21,6 +21,7 @@ __all__ = [
     "Redundancy",
     "RouterOptions",
     "TaskRecipe",
+    "TextHead",
     "Unknown",
 ]
 
@@ -40,12 +41,33 @@ class LinearHead(Part):
     """What it reads: the backbone's pooled output, its first token, or the mean over real tokens."""
 
 
+class TextHead(Part):
+    """A head made of texts by the base's text tower: one embedding a class, the mean over the templates."""
+
+    classes: str | list[str]
+    """What the images show, as the templates name it: a list, or a file with one a line."""
+    templates: str | list[str] = "photo"
+    """Sentences with a place `{}` for the class: a list, a file with one a line, or the name of a set."""
+
+
+def _head_kind(value: Any) -> str:
+    """Which kind of head a mapping means, so that faults are told in the words of that kind."""
+    keys = value if isinstance(value, dict) else {type(value).__name__}
+    return "text" if {"classes", "templates", "TextHead"} & set(keys) else "linear"
+
+
 class TaskRecipe(Part):
     """One expert, its head and its labels."""
 
     name: str
     expert: str
-    head: LinearHead | None = None
+    head: (
+        Annotated[
+            Annotated[LinearHead, Tag("linear")] | Annotated[TextHead, Tag("text")],
+            Discriminator(_head_kind),
+        ]
+        | None
+    ) = None
     labels: str | list[str] | None = None
     """Names of the labels, or a file with one a line; instead of those in the expert's config.json."""
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
+from massmerge.checkpoints.open_clip import CONFIG as OPEN_CLIP_CONFIG
+from massmerge.checkpoints.open_clip import OpenClipStore, open_clip_config
 from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, Slot, build, untie_output
 from massmerge.checkpoints.sources import Source
 from massmerge.checkpoints.stores import Store
@@ -27,6 +29,7 @@ HARMLESS = {
     "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout", "embd_pdrop",
     "attn_pdrop", "resid_pdrop", "dropout_rate", "mlp_dropout", "embedding_dropout", "drop_path_rate",
     "task_specific_params", "_attn_implementation_autoset", "sparse_prediction", "sparse_pred_ignore_index",
+    "projection_dim",
 }  # fmt: skip
 # Classes tried for weights that come without a configuration of their own.
 _TASK_CLASSES = (
@@ -98,12 +101,15 @@ def load_config(source: Source) -> PretrainedConfig:
 
 def open_base(source: Source) -> Base:
     """The base with all of what `AutoModel` would load; a head that it carries is left behind."""
-    if source.is_file:
+    store = source.store() if source.is_file or source.file("config.json") is None else None
+    if isinstance(store, OpenClipStore):
+        skeleton = build(open_clip_config(store, source.json(OPEN_CLIP_CONFIG)))
+    elif source.is_file:
         raise InputError(
             f"{source.text}: a base must be a Hugging Face folder or hub id; a lone file has no config.json."
         )
-    skeleton = build(load_config(source))
-    store = source.store()
+    else:
+        skeleton, store = build(load_config(source)), source.store()
     match = skeleton.match(store.infos)
     if not match.readings:
         raise InputError(f"{source.text}: its weights are not those of a {skeleton.class_name}.")
@@ -135,6 +141,9 @@ def narrow(base: Base, expert: Skeleton) -> Base:
     """
     if expert.submodule(type(base.skeleton.model)) is not None or _holds(expert, base.skeleton):
         return base
+    if _holds(base.skeleton, expert):  # CLIP's vision tower with its projection: the same names, fewer of them
+        held = {name: base.readings.get(base.skeleton.canonical[name]) for name in expert.slots}
+        return Base(base.source, expert, base.store, {name: r for name, r in held.items() if r is not None})
     for module in expert.model.modules():
         if not isinstance(module, PreTrainedModel):
             continue
@@ -161,12 +170,14 @@ def _holds(expert: Skeleton, base: Skeleton) -> bool:
 def split(expert: Skeleton, base: Skeleton) -> Split:
     """Divide a task's model into the base's backbone and the rest, its head."""
     prefix = expert.submodule(type(base.model)) or ""
+    # An expert may be a part of the base: CLIP's vision tower without the projection behind it.
+    around = "" if prefix else base.submodule(type(expert.model)) or ""
     children = {name for name, _ in base.model.named_children()}
     backbone: dict[str, str] = {}
     head: list[str] = []
     extra: list[str] = []
     for slot in expert.slots.values():
-        names = [n.removeprefix(prefix) for n in (slot.name, *slot.aliases) if n.startswith(prefix)]
+        names = [around + n.removeprefix(prefix) for n in (slot.name, *slot.aliases) if n.startswith(prefix)]
         inside = next((base.canonical[n] for n in names if n in base.canonical), None)
         if inside is not None:
             backbone[slot.name] = inside

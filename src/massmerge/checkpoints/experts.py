@@ -18,6 +18,7 @@ from massmerge.checkpoints.backbone import (
     shape_listing,
     split,
 )
+from massmerge.checkpoints.open_clip import OpenClipStore
 from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, build, untie_output
 from massmerge.checkpoints.sources import Source
 from massmerge.checkpoints.stores import Store
@@ -112,7 +113,10 @@ class FullExpert:
 def task_skeleton(source: Source, base: Base) -> tuple[Skeleton, Store, Match]:
     """The task's model class and what the expert's files give it."""
     store = source.store()
-    config = None if source.is_file or source.file("config.json") is None else load_config(source)
+    bare = source.is_file or source.file("config.json") is None
+    if isinstance(store, OpenClipStore):
+        store, bare = store.only(base.skeleton.canonical), True  # a config.json beside it is not one of transformers
+    config = None if bare else load_config(source)
     if config is None or not config.architectures:
         skeleton, match = infer_task_model(base.skeleton if config is None else build(config), store.infos)
         return skeleton, store, match

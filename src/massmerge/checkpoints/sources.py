@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from massmerge.checkpoints.open_clip import named_as_transformers
 from massmerge.checkpoints.stores import HeaderStore, Store, open_file, open_folder, weight_files
 from massmerge.errors import InputError
 from massmerge.tensorfile import DTYPES, TensorInfo
@@ -61,8 +62,10 @@ class Source:
     def store(self, stem: str = "model", pickle_stem: str = "pytorch_model") -> Store:
         """The tensors: of the file, of the folder's weights, or the headers of a hub repository."""
         if self.path is None:
-            return _remote_headers(self.text, f"{stem}.safetensors")
-        return open_file(self.path) if self.path.is_file() else open_folder(self.path, stem, pickle_stem)
+            store = _remote_headers(self.text, f"{stem}.safetensors")
+        else:
+            store = open_file(self.path) if self.path.is_file() else open_folder(self.path, stem, pickle_stem)
+        return named_as_transformers(store)
 
     def files(self) -> list[Path]:
         """Every file of the source that matters, for telling whether it has changed."""

@@ -14,6 +14,7 @@ from massmerge.cli.eval import eval_
 from massmerge.cli.explain import explain
 from massmerge.cli.export import export
 from massmerge.cli.generate import generate
+from massmerge.cli.head import head
 from massmerge.cli.inspect import inspect
 from massmerge.cli.interpret import interpret
 from massmerge.cli.merge import merge
@@ -53,6 +54,7 @@ for verb in (
     eval_,
     study,
     export,
+    head,
     serve,
     demo,
 ):

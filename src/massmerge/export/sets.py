@@ -162,7 +162,7 @@ def bundle_output(opened: OpenBundle, changes: SetChanges, task: str | None, inp
     call = shell.backbone_call(inputs, runtime.base) if shell else with_decoder_start(inputs, runtime.base)
     count = next(iter(inputs.values())).shape[0]
     output = runtime.second_pass(call, Segments((Segment(changes, 0, count),), count))
-    return shell(output, inputs) if shell else output.last_hidden_state
+    return shell(output, inputs) if shell else _last_state(output)
 
 
 @torch.inference_mode()
@@ -174,13 +174,14 @@ def model_output(model: Any, base: PreTrainedModel, inputs: dict[str, Tensor], *
     ):  # one by one: without a padding token some heads refuse batches
         row = with_decoder_start({name: tensor[i : i + 1] for name, tensor in inputs.items()}, base)
         output = model(**row, output_hidden_states=not logits)
-        rows.append(output.logits if logits else _last_hidden_state(output))
+        rows.append(output.logits if logits else _last_state(output))
     return torch.cat(rows).float()
 
 
-def _last_hidden_state(output: Any) -> Tensor:
-    """The backbone's last state; models that generate tell it among all hidden states."""
-    found = getattr(output, "last_hidden_state", None)
+def _last_state(output: Any) -> Tensor:
+    """What the backbone comes to: an image's embedding, or hidden states; models that generate tell these among all."""
+    found = getattr(output, "image_embeds", None)
+    found = getattr(output, "last_hidden_state", None) if found is None else found
     if found is None:
         found = (getattr(output, "decoder_hidden_states", None) or output.hidden_states)[-1]
     assert isinstance(found, Tensor)

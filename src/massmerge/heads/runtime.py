@@ -142,13 +142,21 @@ def load_head(folder: Path, base: PreTrainedModel) -> Head | None:
     return None
 
 
+def feature_width(backbone: PreTrainedModel) -> int | None:
+    """The width of what `features` gives, if the configuration tells."""
+    name = "projection_dim" if hasattr(backbone, "visual_projection") else "hidden_size"
+    width = getattr(backbone.config, name, None)
+    return None if width is None else int(width)
+
+
 def features(output: Any, inputs: dict[str, Tensor], kind: Features = "auto") -> Tensor:
     """One vector (batch, width) for each input of a backbone's output.
 
     `auto` is the backbone's own pooled output if it has one, else the mean over real tokens for text (of an encoder-decoder:
     of its encoder's output) and the first token for images.
     """
-    pooled = getattr(output, "pooler_output", None)
+    pooled = getattr(output, "image_embeds", None)  # of a vision tower with its projection
+    pooled = getattr(output, "pooler_output", None) if pooled is None else pooled
     if kind == "pooled" and pooled is None:
         raise InputError("the backbone has no pooled output; choose `features: cls` or `mean`.")
     if pooled is not None and kind in ("auto", "pooled"):

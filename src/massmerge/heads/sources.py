@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,9 @@ from massmerge.checkpoints.backbone import language_class, split
 from massmerge.checkpoints.skeleton import build, untie_output
 from massmerge.checkpoints.stores import Store, open_file
 from massmerge.errors import InputError
-from massmerge.recipe import LinearHead, TaskRecipe
+from massmerge.heads.labels import read_labels
+from massmerge.heads.text import TextTower, read_texts, text_head
+from massmerge.recipe import LinearHead, TaskRecipe, TextHead
 from massmerge.tensorfile import write_tensors
 
 
@@ -31,9 +33,13 @@ class HeadSource:
     parts: HeadParts | None = None
     linear: LinearHead | None = None
     store: Store | None = None
+    make: Callable[[], dict[str, Tensor]] | None = None
+    """Computes the tensors of a head made of texts, when it is written."""
 
 
-def find_head(task: TaskRecipe, expert: Expert, folder: Path, features: int | None) -> HeadSource:
+def find_head(
+    task: TaskRecipe, expert: Expert, folder: Path, features: int | None, tower: TextTower | None = None
+) -> HeadSource:
     """The head that a task will have: the recipe's, else the expert's own.
 
     Args:
@@ -41,12 +47,15 @@ def find_head(task: TaskRecipe, expert: Expert, folder: Path, features: int | No
         expert: its expert.
         folder: what the recipe's paths are relative to.
         features: width of the backbone's output, if its configuration tells.
+        tower: the base's text tower, for heads made of texts.
 
     Raises:
         InputError: the head's file is no linear head, or labels and head differ in number.
     """
-    if task.head is not None:
+    if isinstance(task.head, LinearHead):
         return _linear_head(task, task.head, folder, features)
+    if isinstance(task.head, TextHead):
+        return _text_head(task, task.head, folder, tower)
     parts = expert.head
     labels = None if task.labels is None else read_labels(task.labels, folder)
     if parts is None or not parts.skeleton.class_name.endswith("Classification"):
@@ -105,6 +114,19 @@ def _linear_head(task: TaskRecipe, head: LinearHead, folder: Path, features: int
     return HeadSource("linear", None, labels, nbytes, linear=head, store=store)
 
 
+def _text_head(task: TaskRecipe, head: TextHead, folder: Path, tower: TextTower | None) -> HeadSource:
+    assert tower is not None, "a recipe with heads of texts has a base with a text tower"
+    classes, templates = read_texts(head, folder)
+    labels = classes if task.labels is None else read_labels(task.labels, folder)
+    _refuse_label_count(labels, len(classes))
+    nbytes = 4 * len(classes) * (tower.width + 1)
+
+    def make() -> dict[str, Tensor]:
+        return text_head(tower, classes, templates)
+
+    return HeadSource("linear", None, labels, nbytes, make=make)
+
+
 def _refuse_label_count(labels: tuple[str, ...], size: int) -> None:
     if len(labels) != size:
         raise InputError(
@@ -113,26 +135,6 @@ def _refuse_label_count(labels: tuple[str, ...], size: int) -> None:
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
         raise InputError(f"has the labels {', '.join(map(repr, twice))} more than once. Give each output its own name.")
-
-
-def read_labels(labels: str | list[str], folder: Path) -> tuple[str, ...]:
-    """Label names: a list, or a file with one a line or a JSON list."""
-    if isinstance(labels, list):
-        return tuple(labels)
-    path = folder / Path(labels).expanduser()
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{labels}: cannot be read as labels ({error}).") from None
-    if path.suffix == ".json":
-        try:
-            names = json.loads(text)
-        except ValueError as error:
-            raise InputError(f"{labels}: not valid JSON ({error}).") from None
-        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-            raise InputError(f"{labels}: must be a JSON list of strings.")
-        return tuple(names)
-    return tuple(line.strip() for line in text.splitlines() if line.strip())
 
 
 def write_head(folder: Path, head: HeadSource) -> None:
@@ -145,6 +147,9 @@ def write_head(folder: Path, head: HeadSource) -> None:
             config = head.parts.skeleton.config.to_dict() | {"architectures": [head.class_name]}
             config.pop("_name_or_path", None)
             write_json(target / "config.json", config)
+        elif head.make is not None:
+            tensors = {name: _finite(tensor, name) for name, tensor in head.make().items()}
+            write_json(target / "linear.json", {"normalize": True, "scale": 1.0, "features": "auto"})
         else:
             assert head.store is not None and head.linear is not None
             tensors = {name: _finite(head.store.read(name), name) for name in head.store.infos}

@@ -1,0 +1,28 @@
+"""Names in a recipe: a list, or a file with one a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from massmerge.errors import InputError
+
+
+def read_labels(labels: str | list[str], folder: Path) -> tuple[str, ...]:
+    """Label names: a list, or a file with one a line or a JSON list."""
+    if isinstance(labels, list):
+        return tuple(labels)
+    path = folder / Path(labels).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{labels}: cannot be read as labels ({error}).") from None
+    if path.suffix == ".json":
+        try:
+            names = json.loads(text)
+        except ValueError as error:
+            raise InputError(f"{labels}: not valid JSON ({error}).") from None
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+            raise InputError(f"{labels}: must be a JSON list of strings.")
+        return tuple(names)
+    return tuple(line.strip() for line in text.splitlines() if line.strip())
