@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
+import massmerge
+from clip_models import write_clip
 from massmerge import InputError
 from massmerge.cli.main import main
 from massmerge.interpret import interpret, text_span
 from massmerge.interpret.decoding import BANK, read_bank
 from massmerge.tensorfile import read_header, read_tensor
-from models import image_bundle, make_bundle, text_bundle
+from models import image_bundle, text_bundle, write_recipe
 
 WORDS = [
     "win a prize",
@@ -145,31 +147,23 @@ def test_the_default_site_is_a_late_one_and_every_task_is_decoded(root):
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
-    """A tiny CLIP and a bundle of two experts of its vision tower."""
-    folder = tmp_path_factory.mktemp("clip")
-    bundle = make_bundle(folder, "clip", {"a": 2, "b": 2}, merge={"rank": 8})
-    text = {"vocab_size": 110, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
-            "eos_token_id": 3, "bos_token_id": 2, "pad_token_id": 0}  # fmt: skip
-    vision = tf.CLIPVisionModel.from_pretrained(folder / "base").config.to_dict()
-    model = tf.CLIPModel(tf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=24))
-    model.save_pretrained(folder / "whole")
-    words = text_bundle(tmp_path_factory.getbasetemp()) / "processor"
-    tokenizer = tf.AutoTokenizer.from_pretrained(words, model_input_names=["input_ids", "attention_mask"])
-    tokenizer.save_pretrained(folder / "whole")
-    return bundle
+    """A bundle of two experts of a tiny CLIP's vision tower."""
+    folder = write_clip(tmp_path_factory.mktemp("clip"))
+    massmerge.merge(write_recipe(folder, ["pets", "cars"], rank=8), folder / "bundle")
+    return folder / "bundle"
 
 
 def test_a_clip_is_decoded_through_its_projection_and_text_tower(clip):
-    whole = clip.parent / "whole"
-    found = interpret(clip, WORDS, tasks=["b"], sites=["M1"], top=4, clip=str(whole))
+    whole = clip.parent / "base"
+    found = interpret(clip, WORDS, tasks=["cars"], sites=["M1"], top=4, clip=str(whole))
     model, tokenizer = tf.CLIPModel.from_pretrained(whole).eval(), tf.AutoTokenizer.from_pretrained(whole)
     with torch.inference_mode():
-        output = model.get_text_features(**tokenizer(WORDS, padding=True, return_tensors="pt"))
-    texts = normalize(output.pooler_output, dim=1)
-    header = read_header(clip / "tasks" / "b" / "factors.safetensors")
+        texts = [model.get_text_features(**tokenizer(text, return_tensors="pt")).pooler_output[0] for text in WORDS]
+    header = read_header(clip / "tasks" / "cars" / "factors.safetensors")
     name = next(n for n in header if "layers.1.mlp.fc1.weight" in n).rpartition(".")[0]
     s, v = (read_tensor(header[f"{name}.{part}"]) for part in "sv")
-    expected = naive_text_span((s[:, None] * v) @ model.visual_projection.weight.detach().T, texts, 4)
+    vectors = (s[:, None] * v) @ model.visual_projection.weight.detach().T
+    expected = naive_text_span(vectors, normalize(torch.stack(texts), dim=1), 4)
     assert [text.text for text in found[0].texts] == [WORDS[i] for i in expected]
 
 
@@ -177,9 +171,9 @@ def test_a_clip_is_decoded_through_its_projection_and_text_tower(clip):
 
 
 def test_an_image_model_without_a_text_tower_is_told_what_it_lacks(root, clip):
-    with pytest.raises(InputError, match="no CLIP model with a text tower can be loaded"):
+    with pytest.raises(InputError, match="no CLIP model with a text tower can be opened"):
         interpret(image_bundle(root), WORDS, top=2)
-    with pytest.raises(InputError, match="without a visual projection from the 32 features"):
+    with pytest.raises(InputError, match="without a visual projection from the 64 features"):
         interpret(clip, WORDS, top=2, clip=str(text_bundle(root) / "base"))
 
 

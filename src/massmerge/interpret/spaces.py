@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from massmerge.checkpoints import find_source
+from massmerge.checkpoints import find_source, open_base
 from massmerge.errors import InputError
+from massmerge.heads.text import TextTower
 from massmerge.routing import FirstPass, Site, Voter
 from massmerge.runtime import Runtime
 
 _BATCH = 64
+_PROJECTION = "visual_projection.weight"
 
 
 class TextSpace(Protocol):
@@ -72,38 +74,31 @@ class ClipSpace:
     """
 
     def __init__(self, runtime: Runtime, source: str | None) -> None:
-        from transformers import AutoModel, AutoTokenizer
-
         said = source or runtime.recipe.base
         try:
-            path = find_source(said, Path(), download=True).path
-            self._clip: Any = AutoModel.from_pretrained(path).eval()
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
-        except (InputError, OSError, ValueError, KeyError) as error:
+            found = find_source(said, Path(), download=True)
+            base = open_base(found)
+        except InputError as error:
             raise InputError(
-                f"{said}: no CLIP model with a text tower can be loaded ({str(error).splitlines()[0]}). Images need one to "
-                "meet texts; name it (`clip=`, `--clip`)."
+                f"no CLIP model with a text tower can be opened: {error} Images need one to meet texts; name it "
+                "(`clip=`, `--clip`)."
             ) from None
-        projection = getattr(self._clip, "visual_projection", None)
         width = runtime.base.config.hidden_size
-        if projection is None or projection.weight.shape[1] != width:
+        if _PROJECTION not in base.readings or base.info(_PROJECTION).shape[1] != width:
             raise InputError(
-                f"{said}: a {type(self._clip).__name__} without a visual projection from the {width} features of this "
+                f"{said}: a {base.skeleton.class_name} without a visual projection from the {width} features of this "
                 "bundle. Name the CLIP model whose vision tower the base is (`clip=`, `--clip`)."
             )
-        self._projection: Tensor = projection.weight.detach().float()
+        self._projection = base.read(_PROJECTION).float()
+        self._tower = TextTower(base, found)
 
-    @torch.inference_mode()
     def place(self, texts: list[str], sites: list[Site], progress: Callable[[str], None]) -> dict[str, Tensor]:
         """The texts' embeddings, the same for every site."""
-        found = []
+        parts = []
         for start in range(0, len(texts), _BATCH):
-            part = texts[start : start + _BATCH]
-            inputs = self._tokenizer(part, padding=True, truncation=True, return_tensors="pt")
-            output = self._clip.get_text_features(**inputs)
-            found.append(output if isinstance(output, Tensor) else output.pooler_output)
+            parts.append(self._tower.embed(texts[start : start + _BATCH]))
             progress("texts")
-        placed = normalize(torch.cat(found).float(), dim=1)
+        placed = torch.cat(parts)
         return {site.name: placed for site in sites}
 
     def project(self, vectors: Tensor) -> Tensor:
