@@ -121,6 +121,19 @@ def test_a_full_queue_refuses_at_once_and_says_when_to_come_again():
     run(scenario)
 
 
+def test_what_could_not_be_answered_in_time_is_refused_at_once_but_never_for_good():
+    async def scenario(batcher, recorder):
+        batcher._seconds_each = 3.0  # as if inputs had taken that long
+        await held(batcher, recorder)
+        batcher.submit(["a"], Choice(), 1, within=1.0)  # nothing waits yet
+        batcher.submit(["b"], Choice(), 1, within=4.0)
+        with pytest.raises(ServiceError) as refused:
+            batcher.submit(["c"], Choice(), 1, within=4.0)
+        assert (refused.value.code, refused.value.retry_after) == ("full", 6)
+
+    run(scenario)
+
+
 def test_a_cancelled_request_leaves_the_queue_and_is_never_run():
     async def scenario(batcher, recorder):
         await held(batcher, recorder)

@@ -105,11 +105,17 @@ class Batcher:
         """Inputs in the queue."""
         return len(self._entries)
 
-    def submit(self, items: Sequence[Any], choice: Choice, top: int) -> Job:
+    def submit(self, items: Sequence[Any], choice: Choice, top: int, within: float = math.inf) -> Job:
         """Put the inputs of a request into the queue.
 
+        Args:
+            items: the inputs.
+            choice: what they must share with others to run with them.
+            top: how many labels to answer.
+            within: seconds after which an answer is of no use.
+
         Raises:
-            ServiceError: there is no room for all of them.
+            ServiceError: there is no room for all of them, or what waits already would take too long.
         """
         job = Job(choice, top, [None] * len(items), self._loop.create_future(), len(items))
         with self._changed:
@@ -120,13 +126,21 @@ class Batcher:
                     f"{len(self._entries)} inputs are waiting, at most {self._limit} may.",
                     self.retry_after(),
                 )
+            if self._expected() > within:  # better refused now than given up later
+                raise ServiceError(
+                    503, "full", f"What waits already takes about {self._expected():.0f} s.", self.retry_after()
+                )
             self._entries.extend(_Entry(job, index, item) for index, item in enumerate(items))
             self._changed.notify()
         return job
 
     def retry_after(self) -> int:
         """Seconds after which what waits now is answered."""
-        return max(1, math.ceil(len(self._entries) * self._seconds_each))
+        return max(1, math.ceil(self._expected()))
+
+    def _expected(self) -> float:
+        """Seconds that the queue takes; none if it is empty, so that a slow batch in the past refuses nobody for long."""
+        return len(self._entries) * self._seconds_each
 
     def cancel(self, job: Job) -> None:
         """Take the inputs of a request that nobody waits for out of the queue."""

@@ -132,7 +132,8 @@ class Service:
             ClientGone: nobody waits for the answer any more.
         """
         assert self._batcher is not None
-        job = self._batcher.submit(items, choice, top)
+        left = deadline - asyncio.get_running_loop().time()
+        job = self._batcher.submit(items, choice, top, left)
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             async with asyncio.timeout_at(deadline):
