@@ -130,7 +130,8 @@ class Guard:
         return limited
 
     def _note(self, scope: Scope, state: dict[str, Any], status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "other")
+        # Paths that are not there could be any number, and each would be a figure of its own.
+        route = scope["path"] if scope["path"] in scope["app"].openapi()["paths"] else "other"
         metrics = self._service.metrics
         metrics.requests.labels(scope["method"] if route != "other" else "other", route, str(status)).inc()
         metrics.latency.labels(route).observe(seconds)

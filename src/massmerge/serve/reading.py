@@ -16,6 +16,7 @@ from massmerge.serve.worker import Item, Picture, Text
 
 _M = TypeVar("_M", bound=BaseModel)
 _INPUTS = 'give a text, {"text": …}, {"image": …}, or a list of these'
+_MESSAGES = {"extra_forbidden": "no such key", "missing": "is missing"}
 _FORM_FIELD = 10_000  # bytes of an option in a form
 
 
@@ -47,7 +48,9 @@ def _explained(error: ValidationError) -> ServiceError:
     said = {}
     for fault in faults:
         name = ".".join(str(part) for part in fault["loc"][:1]) or "body"
-        said[name] = _INPUTS if name == "inputs" and fault["type"] != "missing" else fault["msg"].lower()
+        said[name] = (
+            _INPUTS if name == "inputs" and fault["type"] != "missing" else _MESSAGES.get(fault["type"], fault["msg"])
+        )
     return ServiceError(422, "invalid", "; ".join(f"{name}: {message}" for name, message in said.items()) + ".")
 
 
