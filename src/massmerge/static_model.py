@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +19,26 @@ from massmerge.bundle import find_damage, read_manifest
 from massmerge.errors import InputError, listing
 from massmerge.heads.runtime import Head, load_head
 from massmerge.inputs import InputReader
+from massmerge.parallel import parts_of, run_parts
 from massmerge.recipe import Recipe
+from massmerge.routed import several
 from massmerge.tensorfile import read_header, read_tensor
+from massmerge.trees import join_rows, take_rows
 
 
-class StaticModel:
-    """What `mass merge` wrote with a static method.
+class OneBackbone:
+    """A backbone with the heads of all tasks, which answers and routes nothing.
 
     Args:
-        path: the folder.
-
-    Raises:
-        InputError: it is no static merge, is damaged, or a task has no head.
+        answering: the backbone, the heads, and what reads inputs for them.
+        nbytes: of all tensors that answers need, heads apart.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        manifest = read_manifest(self.path)
-        if manifest.get("method") == "mass":
-            raise InputError(f"{path}: a bundle. Load it with massmerge.load({str(path)!r}).")
-        if faults := find_damage(self.path, manifest):
-            raise InputError(f"{path}: damaged:{listing(faults)}\n  Merge again, or copy it again.")
-        recipe = Recipe.load(self.path / "mass_recipe.yaml")
-        self.method: str = manifest["method"]
-        self.needs_task = recipe.merge.keeps_tasks
-        """Whether every task has a model of its own, so that the task must be told."""
-        self.nbytes: int = manifest["needed_bytes"]
-        self._answering = self._open(recipe, manifest["tasks"])
-        self._loaded = manifest["tasks"][0] if self.needs_task else None
+    needs_task = False
+    """Whether every task has a model of its own, so that the task must be told."""
+
+    def __init__(self, answering: Answering, nbytes: int) -> None:
+        self._answering, self.nbytes = answering, nbytes
 
     @property
     def tasks(self) -> list[str]:
@@ -73,13 +65,11 @@ class StaticModel:
         """The model that runs; of a method that keeps the tasks apart, the one of the task that was asked last."""
         return self._answering.base
 
-    def predict(
-        self, inputs: Iterable[Any], *, task: str | None = None, top: int = 3, batch_size: int = 32
-    ) -> list[Prediction]:
+    def predict(self, inputs: Any, *, task: str | None = None, top: int = 3, batch_size: int = 32) -> list[Prediction]:
         """Answer inputs.
 
         Args:
-            inputs: text, pairs of texts, images, paths, or ready tensors.
+            inputs: what a loaded bundle takes: text, pairs of texts, images, paths, ready tensors.
             task: whose head answers; by default the head with the largest logit.
             top: how many answers to give, the best included.
             batch_size: how many inputs run at once.
@@ -90,10 +80,10 @@ class StaticModel:
         if task is not None and task not in self.tasks:
             raise InputError(f"no task {task!r}. There are {', '.join(self.tasks)}.")
         if task is None and self.needs_task:
-            raise InputError(f"{self.path}: {self.method} keeps a model for each task. Name the task of the inputs.")
+            raise InputError("this method keeps a model for each task. Name the task of the inputs.")
         allowed = self.tasks if task is None else task
         predictions: list[Prediction] = []
-        for batch in self._answering.batches([inputs] if isinstance(inputs, str) else inputs, batch_size):
+        for batch in self._answering.batches(several(inputs), batch_size):
             count = len(next(iter(batch.values())))
             predictions += self._answering.answers(self._forward(batch, task), batch, [allowed] * count, top=top)
         return predictions
@@ -106,43 +96,73 @@ class StaticModel:
         A method that must be told the task has no answer without it.
         """
         pairs: list[tuple[Prediction, Prediction]] = [(Prediction(None), Prediction(None))] * len(inputs)
-        groups = [tasks] if not self.needs_task else [[task] for task in dict.fromkeys(tasks)]
+        groups = [[task] for task in dict.fromkeys(tasks)] if self.needs_task else [list(tasks)]
         for group in groups:
             places = [i for i, task in enumerate(tasks) if task in group]
-            task = group[0] if self.needs_task else None
-            found = self._pairs([inputs[i] for i in places], [tasks[i] for i in places], task, batch_size)
+            found = self._pairs([inputs[i] for i in places], [tasks[i] for i in places], batch_size)
             for place, pair in zip(places, found, strict=True):
                 pairs[place] = pair
         return pairs
-
-    def _pairs(
-        self, inputs: Sequence[Any], tasks: Sequence[str], task: str | None, batch_size: int
-    ) -> Iterator[tuple[Prediction, Prediction]]:
-        at = 0
-        for batch in self._answering.batches(inputs, batch_size):
-            count = len(next(iter(batch.values())))
-            output = self._forward(batch, task)
-            told = self._answering.answers(output, batch, tasks[at : at + count])
-            if self.needs_task:
-                free = [Prediction(None)] * count
-            else:
-                free = self._answering.answers(output, batch, [self.tasks] * count)
-            yield from zip(free, told, strict=True)
-            at += count
-
-    @torch.inference_mode()
-    def _forward(self, batch: dict[str, Tensor], task: str | None) -> Any:
-        if task != self._loaded and self.needs_task:
-            assert task is not None
-            self.load_weights(_weights(self.path / task))
-            self._loaded = task
-        return self.backbone(**self._answering.call(batch))
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Give the backbone other weights; tensors that are not named stay as they are."""
         strange = self.backbone.load_state_dict(dict(weights), strict=False).unexpected_keys
         if strange:
-            raise InputError(f"{self.path}: the backbone has no place for {', '.join(strange)}.")
+            raise InputError(f"the backbone has no place for {', '.join(strange)}.")
+
+    def _pairs(
+        self, inputs: Sequence[Any], tasks: Sequence[str], batch_size: int
+    ) -> Iterator[tuple[Prediction, Prediction]]:
+        at = 0
+        for batch in self._answering.batches(inputs, batch_size):
+            count = len(next(iter(batch.values())))
+            own = tasks[at : at + count]
+            output = self._forward(batch, own[0])
+            free = [Prediction(None)] * count
+            if not self.needs_task:
+                free = self._answering.answers(output, batch, [self.tasks] * count)
+            yield from zip(free, self._answering.answers(output, batch, own), strict=True)
+            at += count
+
+    def _forward(self, batch: dict[str, Tensor], task: str | None) -> Any:
+        """The backbone's output; `task` matters only where every task has a model of its own."""
+        call, first = self._answering.call(batch), next(iter(batch.values()))
+
+        @torch.inference_mode()
+        def run(rows: slice) -> Any:
+            return self.backbone(**take_rows(call, rows, len(first)))
+
+        return join_rows(run_parts(run, parts_of(len(first), first.device)))
+
+
+class StaticModel(OneBackbone):
+    """What `mass merge` wrote with a static method.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        InputError: it is no static merge, is damaged, or a task has no head.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        manifest = read_manifest(self.path)
+        if manifest.get("method") == "mass":
+            raise InputError(f"{path}: a bundle. Load it with massmerge.load({str(path)!r}).")
+        if faults := find_damage(self.path, manifest):
+            raise InputError(f"{path}: damaged:{listing(faults)}\n  Merge again, or copy it again.")
+        recipe = Recipe.load(self.path / "mass_recipe.yaml")
+        self.method: str = manifest["method"]
+        self.needs_task = recipe.merge.keeps_tasks
+        super().__init__(self._open(recipe, manifest["tasks"]), manifest["needed_bytes"])
+        self._loaded: str | None = manifest["tasks"][0]
+
+    def _forward(self, batch: dict[str, Tensor], task: str | None) -> Any:
+        if self.needs_task and task is not None and task != self._loaded:
+            self.load_weights(_weights(self.path / task))
+            self._loaded = task
+        return super()._forward(batch, task)
 
     def _open(self, recipe: Recipe, tasks: list[str]) -> Answering:
         folder = self.path / tasks[0] if self.needs_task else self.path

@@ -6,12 +6,10 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from massmerge.answers import Prediction
 from massmerge.errors import InputError, problems_error
 from massmerge.evaluation.data import TaskData, read_suite
 from massmerge.evaluation.metrics import Given, statistic
@@ -79,7 +77,9 @@ def choose_scale(
 
     def figure(scale: float) -> float:
         model.load_weights(rescale(scale))
-        return _mean_figure(model, given, data)
+        return mean_figure(
+            given, {task: (rows.labels, _told_answers(model, task, rows)) for task, rows in data.items()}
+        )
 
     choice = best_scale(grid, figure, progress)
     shutil.rmtree(work, ignore_errors=True)
@@ -146,20 +146,21 @@ def _validation_rows(
     return chosen, read_suite(chosen, start, labels, image=image, split=SPLIT, limit=limit, seed=seed)
 
 
-def _mean_figure(model: StaticModel, suite: Suite, data: Mapping[str, TaskData]) -> float:
-    """The mean over the tasks of their own metric, each answered by its own head."""
-    return float(np.mean([_figure(model, suite, task, rows) for task, rows in data.items()]))
+def mean_figure(suite: Suite, answers: Mapping[str, tuple[Sequence[str], Sequence[Given]]]) -> float:
+    """The mean over the tasks of their own metric, from the true labels of each and what was answered."""
+    found = []
+    for task, (truths, given) in answers.items():
+        about = suite.tasks[task]
+        figure = statistic(about.metric, task, truths, given, {}, about.positive)
+        found.append(figure(np.arange(len(truths))))
+    return float(np.mean(found))
 
 
-def _figure(model: StaticModel, suite: Suite, task: str, rows: TaskData) -> float:
+def _told_answers(model: StaticModel, task: str, rows: TaskData) -> list[Given]:
+    """What a task's own head says to its rows; nothing to those that cannot be read."""
     readable = [i for i in range(len(rows)) if not isinstance(rows.inputs[i], Exception)]
     order = sorted(readable, key=rows.inputs.size)
     given: list[Given] = [Given()] * len(rows)
     for place, answer in zip(order, model.predict([rows.inputs[i] for i in order], task=task, top=1), strict=True):
-        given[place] = _given(answer)
-    about: Any = suite.tasks[task]
-    return statistic(about.metric, task, rows.labels, given, {}, about.positive)(np.arange(len(rows)))
-
-
-def _given(answer: Prediction) -> Given:
-    return Given(answer.task, answer.label, answer.score)
+        given[place] = Given(answer.task, answer.label, answer.score)
+    return given

@@ -1,0 +1,157 @@
+"""What a method answers to every sample, without and with the task told; computed once and kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from massmerge.answers import Prediction
+from massmerge.evaluation.metrics import Given
+from massmerge.evaluation.studies.context import StudyContext
+from massmerge.evaluation.studies.figures import Measured, summarize
+from massmerge.model import Model
+
+
+class Compared(Protocol):
+    """A method that is compared: a static merge, a routed peer."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors that answers need, heads apart."""
+        ...
+
+    def outcomes(
+        self, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32
+    ) -> list[tuple[Prediction, Prediction]]:
+        """For each input the answer with the head unknown, and the answer with its task told."""
+        ...
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A method's answers to the samples of some tasks, in their order."""
+
+    tasks: list[str]
+    free: list[Given]
+    """Without the task's name; nothing in them where a method must be told."""
+    told: list[Given]
+    nbytes: int
+    milliseconds: float
+    """An input, reading and heads included."""
+
+    @property
+    def needs_task(self) -> bool:
+        """Whether there is no answer without the task's name."""
+        return all(given.task is None for given in self.free)
+
+    def measure(self, context: StudyContext, *, told: bool) -> Measured:
+        """The figure of each task and their mean."""
+        return measure_tasks(context, self.tasks, self.told if told else self.free)
+
+
+def answers_of(
+    context: StudyContext,
+    name: str,
+    about: Mapping[str, Any],
+    make: Callable[[], Compared],
+    tasks: Sequence[str] | None = None,
+) -> Answered:
+    """The answers of a method to the samples of some tasks, from an earlier run if it had them.
+
+    Args:
+        context: the study's.
+        name: of the method.
+        about: everything that the answers depend on beside bundle and rows.
+        make: makes the method; called only if its answers are not known.
+        tasks: whose samples; all by default.
+    """
+    chosen = list(tasks or context.measured)
+    found = context.cell(
+        "answers", {"method": name, **about, "tasks": chosen}, lambda: _run(context, name, make, chosen)
+    )
+    return _answered(chosen, found)
+
+
+def mass_answers(
+    context: StudyContext,
+    model: Callable[[], Model],
+    about: Mapping[str, Any],
+    nbytes: int,
+    tasks: Sequence[str] | None = None,
+) -> tuple[Answered, float]:
+    """The answers of a bundle, and milliseconds an input where the task is told; its passes then differ from the others."""
+    chosen = list(tasks or context.measured)
+
+    def run() -> dict[str, Any]:
+        return _run_mass(context, model(), nbytes, chosen)
+
+    found = context.cell("answers", {"method": "mass", **about, "tasks": chosen}, run)
+    return _answered(chosen, found), found["told_ms"]
+
+
+def measure_tasks(context: StudyContext, tasks: Sequence[str], answers: Sequence[Given]) -> Measured:
+    """The metric of each task over its answers, and their mean; answers are in the order of the tasks' samples."""
+    shares: dict[str, float] = {}
+    at = 0
+    for task in tasks:
+        count = context.ready.counts[task]
+        shares[task] = context.figure(task, answers[at : at + count])
+        at += count
+    return summarize(shares, context.ready.counts, context.references)
+
+
+def _answered(tasks: list[str], found: Mapping[str, Any]) -> Answered:
+    free, told = ([Given(*given) for given in found[key]] for key in ("free", "told"))
+    return Answered(tasks, free, told, found["bytes"], found["ms"])
+
+
+def _run(context: StudyContext, name: str, make: Callable[[], Compared], tasks: Sequence[str]) -> dict[str, Any]:
+    model = make()
+    samples = [sample for task in tasks for sample in context.samples if sample.task == task]
+    # Inputs of like size share a batch; a method with a model for each task must not change it for every input.
+    apart = bool(getattr(model, "needs_task", False))
+    order = sorted(
+        range(len(samples)), key=lambda i: (tasks.index(samples[i].task) if apart else 0, context.size(samples[i]), i)
+    )
+    pairs: list[tuple[Given, Given]] = [(Given(), Given())] * len(samples)
+    size, spent = context.settings.batch_size, 0.0
+    chunks = [order[at : at + size] for at in range(0, len(order), size)]
+    for chunk in context.progress(chunks, name, len(chunks)):
+        inputs = [context.input(samples[i]) for i in chunk]
+        began = time.perf_counter()
+        found = model.outcomes(inputs, [samples[i].task for i in chunk], batch_size=size)
+        spent += time.perf_counter() - began
+        for i, (free, told) in zip(chunk, found, strict=True):
+            pairs[i] = _given(free), _given(told)
+    return {
+        "free": [pair[0] for pair in pairs],
+        "told": [pair[1] for pair in pairs],
+        "bytes": model.nbytes,
+        "ms": round(1000 * spent / len(samples), 3),
+    }
+
+
+def _run_mass(context: StudyContext, model: Model, nbytes: int, tasks: Sequence[str]) -> dict[str, Any]:
+    samples = [sample for task in tasks for sample in context.samples if sample.task == task]
+    free, told = [Given()] * len(samples), [Given()] * len(samples)
+    size, spent = context.settings.batch_size, [0.0, 0.0]
+    order = sorted(range(len(samples)), key=lambda i: (context.size(samples[i]), i))
+    groups: list[tuple[str | None, list[int]]] = [(None, order[at : at + size]) for at in range(0, len(order), size)]
+    for task in tasks:
+        own = [i for i in order if samples[i].task == task]
+        groups += [(task, own[at : at + size]) for at in range(0, len(own), size)]
+    for task, chunk in context.progress(groups, "mass", len(groups)):
+        inputs = [context.input(samples[i]) for i in chunk]
+        began = time.perf_counter()
+        answers = model.predict(inputs, task=task, top=1, batch_size=size)
+        spent[task is not None] += time.perf_counter() - began
+        for i, answer in zip(chunk, answers, strict=True):
+            (free if task is None else told)[i] = _given(answer)
+    ms, told_ms = (round(1000 * seconds / len(samples), 3) for seconds in spent)
+    return {"free": free, "told": told, "bytes": nbytes, "ms": ms, "told_ms": told_ms}
+
+
+def _given(answer: Prediction) -> Given:
+    return Given(answer.task, answer.label, answer.score)
