@@ -1,0 +1,214 @@
+"""The studies that compare methods: their figures against plain computations, and that nothing is computed twice."""
+
+import shutil
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+import massmerge
+from massmerge import Bundle, StaticModel, merge
+from massmerge.answering import open_answering
+from massmerge.evaluation.scales import with_scale
+from massmerge.evaluation.studies import STUDIES, compared
+from massmerge.evaluation.studies.context import Settings
+from massmerge.evaluation.studies.leave_one_out import LentHead
+from massmerge.evaluation.studies.opening import open_studies
+from massmerge.evaluation.studies.run import run_studies
+from massmerge.evaluation.studies.scaling import counts
+from massmerge.evaluation.studies.statics import StaticMerge, static_recipe, subset
+from massmerge.prepare import prepare
+from massmerge.recipe import Recipe
+from massmerge.runtime import load_runtime
+from models import dense_expert, text_bundle
+from study_suite import write_study_suite
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return text_bundle(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def recipe(bundle):
+    return bundle.parent / "recipe.yaml"
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    return write_study_suite(tmp_path_factory.mktemp("suite"), 6)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    return tmp_path_factory.mktemp("studies")
+
+
+def run(name, suite, out, bundle, recipe):
+    settings = Settings(quick=True)
+    return run_studies(name, suite, out, bundle=bundle, recipe=recipe, settings=settings)[0].to_dict()
+
+
+@pytest.fixture(scope="module")
+def context(suite, out, bundle, recipe):
+    """Not a quick one: scales are chosen."""
+    return open_studies([STUDIES["methods"]], suite, out / "whole", Settings(), bundle=bundle, recipe=recipe).context
+
+
+@pytest.fixture(scope="module")
+def table(suite, out, bundle, recipe):
+    return run("methods", suite, out, bundle, recipe)
+
+
+def rows_of(table):
+    return {row["method"]: row for row in table["rows"]}
+
+
+def shares(context, answer):
+    """For each task the share of rows whose task and label are right, by a function from an input and its task."""
+    found = {}
+    for task, data in context.ready.data.items():
+        given = [answer(data.inputs[i], task) for i in range(len(data))]
+        right = [(g.task, g.label) == (task, label) for g, label in zip(given, data.labels, strict=True)]
+        found[task] = sum(right) / len(right)
+    return found
+
+
+def test_a_static_merge_has_the_figures_of_its_own_answers(table, context, recipe, tmp_path):
+    merged = merge(static_recipe(Recipe.load(recipe), "task_arithmetic"), tmp_path / "out", folder=recipe.parent)
+    model = StaticModel(merged)
+    row = rows_of(table)["task_arithmetic"]
+    assert row["scale"] == 0.3 and row["scale_chosen_on_validation"] is False
+    assert row["task_told"]["tasks"] == shares(context, lambda x, task: model.predict(x, task=task)[0])
+    assert row["task_unknown"]["tasks"] == shares(context, lambda x, task: model.predict(x)[0])
+    assert row["bytes"] == model.nbytes
+
+
+def test_mass_has_the_figures_of_its_own_answers(table, context, bundle):
+    model = massmerge.load(bundle)
+    rows = rows_of(table)
+    assert rows["mass"]["task_unknown"]["tasks"] == shares(context, lambda x, task: model.predict(x)[0])
+    assert rows["mass, task told"]["task_told"]["tasks"] == shares(
+        context, lambda x, task: model.predict(x, task=task)[0]
+    )
+    assert rows["mass"]["bytes"] == Bundle(bundle).counted_bytes
+
+
+def test_the_base_and_the_experts_stand_beside_the_methods(table, context):
+    rows = rows_of(table)
+    assert list(rows) == ["base", "task_arithmetic", "tsv_m", "smile_1", "mass", "mass, task told", "experts"]
+    assert rows["experts"]["task_told"]["tasks"] == context.references
+    assert rows["experts"]["task_told"]["normalised"] == pytest.approx(1.0) or 0 in context.references.values()
+    assert rows["base"]["of_the_base"] == pytest.approx(1.0, abs=0.01) and rows["experts"]["of_the_base"] > 2.9
+    assert table["verdict"]["mass_value"] == rows["mass"]["task_unknown"]["mean"]
+
+
+def test_a_second_run_computes_nothing_and_gives_the_same_rows(table, suite, out, bundle, recipe, monkeypatch):
+    monkeypatch.setattr(compared, "_run", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr(compared, "_run_mass", lambda *_: pytest.fail("computed again"))
+    again = run("methods", suite, out, bundle, recipe)
+    assert again["rows"] == table["rows"] and again["verdict"] == table["verdict"]
+
+
+def test_the_report_names_every_method_and_how_it_was_measured(table, out):
+    text = (out / "methods" / "report.md").read_text()
+    assert all(f"| {row['method']} |" in text for row in table["rows"])
+    assert (out / "methods" / "report.html").is_file() and "How it was measured" in text
+
+
+def test_a_scale_is_the_one_that_does_best_on_validation_rows(context, recipe, tmp_path):
+    found = StaticMerge(context, "task_arithmetic")
+    scale, chosen = found.scale
+    means = {}
+    for candidate in (0.1, 0.3, 0.5, 1.0, scale):
+        found.set_scale(candidate)
+        told = shares(context.validation, lambda x, task: found.model.predict(x, task=task)[0])
+        means[candidate] = sum(told.values()) / len(told)
+    found.remove()
+    assert chosen and means[scale] == max(means.values())
+
+
+def test_without_a_validation_split_the_scale_is_the_published_one(suite, bundle, recipe, tmp_path):
+    settings = Settings(split="validation")
+    same = open_studies([STUDIES["methods"]], suite, tmp_path, settings, bundle=bundle, recipe=recipe).context
+    assert StaticMerge(same, "task_arithmetic").scale == (0.3, False)
+
+
+def test_a_merge_is_removed_when_its_answers_are_known(table, out):
+    assert list((out / "cache" / "bundles").iterdir()) == []
+
+
+# More and more tasks
+
+
+def test_scaling_measures_each_merge_on_its_own_tasks(suite, out, bundle, recipe, context, table, tmp_path):
+    rows = run("scaling", suite, out, bundle, recipe)["rows"]
+    assert sorted({row["tasks_merged"] for row in rows}) == [2, 3]
+    two = [row for row in rows if row["tasks_merged"] == 2]
+    assert {row["method"] for row in two} == {"mass", "task_arithmetic", "tsv_m"}
+    assert all(set(row["tasks"]) == {"spam", "topic"} for row in two)
+    small = merge(subset(Recipe.load(recipe), ["spam", "topic"]), tmp_path / "two", folder=recipe.parent)
+    model = massmerge.load(small)
+    expected = shares(context, lambda x, task: model.predict(x)[0])
+    mass = next(row for row in two if row["method"] == "mass")
+    assert mass["tasks"] == {task: expected[task] for task in ("spam", "topic")}
+    whole = next(row for row in rows if row["tasks_merged"] == 3 and row["method"] == "mass")
+    assert whole["tasks"] == rows_of(table)["mass"]["task_unknown"]["tasks"]
+
+
+def test_the_numbers_of_tasks_go_from_two_to_all_in_at_most_eight_steps():
+    class Context:
+        def __init__(self, tasks, quick=False):
+            self.tasks, self.settings = ["t"] * tasks, Settings(quick=quick)
+
+    assert counts(Context(8)) == [2, 3, 4, 5, 6, 7, 8]
+    assert counts(Context(20))[0] == 2 and counts(Context(20))[-1] == 20 and len(counts(Context(20))) == 8
+    assert counts(Context(8, quick=True)) == [2, 8] and counts(Context(1)) == [1]
+
+
+def test_labels_that_are_shared_with_a_task_that_is_not_merged_are_left_out():
+    recipe = Recipe.parse(
+        "base: b\ntasks: [{name: a, expert: a}, {name: b, expert: b}, {name: c, expert: c}]\n"
+        "shared_labels: [[a/x, b/x, c/x], [a/y, c/y]]"
+    )
+    assert subset(recipe, ["a", "b"]).shared_labels == [["a/x", "b/x"]]
+
+
+# A task left out
+
+
+def test_a_lent_head_reads_the_dense_model_of_the_task_that_an_input_is_routed_to(bundle, recipe):
+    folder = bundle.parent
+    others = merge(subset(Recipe.load(recipe), ["topic", "mood"]), folder / "others", folder=folder)
+    answering = open_answering(prepare(Recipe.load(recipe), folder, download=False))
+    model = LentHead(load_runtime(others)).lend(answering, "spam")
+    texts = ["win a free prize", "vote on the law", "a sad film"]
+    tokenizer = AutoTokenizer.from_pretrained(folder / "base")
+    for text, (free, told) in zip(texts, model.outcomes(texts, ["spam"] * 3), strict=True):
+        selected = massmerge.load(others).route(text)[0].selected
+        dense = dense_expert(others, "bert", selected, "spam")
+        with torch.inference_mode():
+            logits = dense(**tokenizer(text, return_tensors="pt")).logits[0]
+        assert free.task is None and told.task == "spam"
+        assert told.logit == pytest.approx(float(logits.max()), abs=1e-4)
+    shutil.rmtree(others)
+
+
+def test_a_task_is_left_out_of_the_merge_and_told_to_the_head(suite, out, bundle, recipe, context, tmp_path):
+    found = run("leave_one_out", suite, out, bundle, recipe)
+    rows = rows_of(found)
+    assert set(rows) == {"base", "task_arithmetic", "tsv_m", "mass", "experts"}
+    assert all(set(row["tasks"]) == {"spam", "topic"} and row["head"] == "told" for row in rows.values())
+    without = with_scale(static_recipe(Recipe.load(recipe), "task_arithmetic", ["topic", "mood"]), 0.3)
+    model = StaticModel(merge(without, tmp_path / "out", folder=recipe.parent))
+    answering = open_answering(prepare(Recipe.load(recipe), recipe.parent, download=False))
+    answering.base.load_state_dict(model.backbone.state_dict())
+    data = context.ready.data["spam"]
+    right = 0
+    for i, label in enumerate(data.labels):
+        batch = next(answering.batches([data.inputs[i]], 1))
+        with torch.inference_mode():
+            output = answering.base(**answering.call(batch))
+        right += answering.answers(output, batch, ["spam"])[0].label == label
+    assert rows["task_arithmetic"]["tasks"]["spam"] == right / len(data)
+    assert "is told" in " ".join(found["sentences"])
