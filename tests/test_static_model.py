@@ -145,7 +145,7 @@ def test_a_candidate_is_the_merge_with_that_scale(folder, suite):
     assert all(torch.allclose(weights[name], state[name], atol=1e-6) for name in weights)
 
 
-def test_a_long_grid_ends_when_it_gets_no_better():
+def test_the_search_ends_when_it_gets_no_better():
     tried = best_scale([i / 10 for i in range(1, 31)], lambda scale: -abs(scale - 0.5))
     assert tried.scale == 0.5 and list(tried.figures)[-1] == 0.8
 
@@ -159,7 +159,7 @@ def test_the_command_says_what_each_scale_gave_and_writes_the_first_of_the_best(
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     scales = {float(scale): figure for scale, figure in found["scales"].items()}
-    assert list(scales) == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
+    assert list(scales)[:7] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]
     assert scales[0.7] == 1.0 and min(scales.values()) < 1.0
     assert found["scale"] == min(scale for scale, figure in scales.items() if figure == 1.0)
     assert f"scale: {found['scale']}" in (tmp_path / "out" / "mass_recipe.yaml").read_text()

@@ -24,7 +24,7 @@ from massmerge.static_model import StaticModel
 from massmerge.tensorfile import read_header, read_tensor
 
 SPLIT = "validation"
-_PATIENCE = 3  # candidates in a row that are no better than the best, after which a long grid ends
+_PATIENCE = 3  # candidates in a row that are no better than the best, after which the search ends
 
 
 @dataclass(frozen=True)
@@ -101,13 +101,13 @@ def with_scale(recipe: Recipe, scale: float) -> Recipe:
 
 
 def best_scale(grid: Sequence[float], figure: Callable[[float], float], progress: Progress = silent) -> ScaleChoice:
-    """The scale with the largest figure, the smaller of equals; a long grid ends when it gets no better."""
+    """The scale with the largest figure, the smaller of equals; the search ends when it gets no better."""
     figures: dict[float, float] = {}
     for scale in progress(grid, "choosing the scale", len(grid)):
         figures[scale] = figure(scale)
         best = max(figures, key=figures.__getitem__)
         behind = len(figures) - 1 - list(figures).index(best)
-        if len(grid) > 10 and behind >= _PATIENCE and figures[scale] < figures[best]:
+        if behind >= _PATIENCE and figures[scale] < figures[best]:
             break
     return ScaleChoice(max(figures, key=figures.__getitem__), figures)
 
