@@ -11,12 +11,12 @@ from massmerge import Bundle, StaticModel, merge
 from massmerge.answering import open_answering
 from massmerge.evaluation.scales import with_scale
 from massmerge.evaluation.studies import STUDIES, compared
-from massmerge.evaluation.studies.context import Settings
 from massmerge.evaluation.studies.leave_one_out import LentHead
 from massmerge.evaluation.studies.methods import method_rows
 from massmerge.evaluation.studies.opening import open_studies
 from massmerge.evaluation.studies.run import run_studies
 from massmerge.evaluation.studies.scaling import counts
+from massmerge.evaluation.studies.settings import Settings
 from massmerge.evaluation.studies.statics import StaticMerge, static_recipe, subset
 from massmerge.prepare import prepare
 from massmerge.recipe import Recipe

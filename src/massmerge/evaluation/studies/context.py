@@ -119,10 +119,18 @@ class StudyContext:
     @cached_property
     def validation(self) -> StudyContext:
         """The same study on the split `validation`."""
-        settings = Settings(**{**vars(self.settings), "split": "validation"})
-        other = self._like(self._validation_rows(self.settings.limit), self.bundle, settings)
+        other = self.validated_by(self.settings.limit)
         other.__dict__["runtime"] = self.runtime
         return other
+
+    def validated_by(self, count: int | None) -> StudyContext:
+        """The same study on at most so many rows of each task of the split `validation`, drawn by the seed.
+
+        Raises:
+            InputError: the suite has no such split, or it is the one that is measured.
+        """
+        settings = Settings(**{**vars(self.settings), "split": "validation", "limit": count})
+        return self._like(self._validation_rows(count), self.bundle, settings)
 
     def with_bundle(self, bundle: Path) -> StudyContext:
         """The same study of another bundle of the same tasks."""

@@ -71,7 +71,7 @@ def open_studies(
     require_matplotlib()
     if bundle is None and recipe is None:
         raise InputError("a study needs a bundle or a recipe: --bundle out/ or --recipe recipe.yaml.")
-    given = None if recipe is None else recipe_and_folder(recipe, None)
+    given = _own_recipe(bundle) if recipe is None else recipe_and_folder(recipe, None)
     limit = min(settings.limit or QUICK_LIMIT, QUICK_LIMIT) if settings.quick else settings.limit
     settings = Settings(**{**vars(settings), "limit": limit})
     target = _open_target(bundle, given)
@@ -86,6 +86,17 @@ def open_studies(
         context.bundle = context.merged(context.recipe)
     context.read_inputs()
     return Opened(context, runnable, left_out)
+
+
+def _own_recipe(bundle: str | Path | None) -> tuple[Recipe, Path] | None:
+    """The bundle's own recipe, if base and experts are where it says, seen from the current folder."""
+    if bundle is None:
+        return None
+    try:
+        own = Bundle(bundle, check=False).recipe, Path()
+        return None if prepare(*own, download=False).plan.errors else own
+    except InputError:
+        return None
 
 
 def _open_target(bundle: str | Path | None, given: tuple[Recipe, Path] | None) -> Path | _Planned:

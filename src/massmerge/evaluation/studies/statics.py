@@ -11,7 +11,8 @@ from massmerge.errors import InputError
 from massmerge.evaluation.metrics import Given
 from massmerge.evaluation.scales import ScaleChoice, best_scale, mean_figure, rescaled_weights, with_scale
 from massmerge.evaluation.studies.compared import Answered, answers_of
-from massmerge.evaluation.studies.context import Sample, StudyContext
+from massmerge.evaluation.studies.context import StudyContext
+from massmerge.evaluation.studies.settings import Sample
 from massmerge.merge_options import MergeOptions
 from massmerge.methods.scales import candidates, published_scale
 from massmerge.prepare import prepare
@@ -77,18 +78,18 @@ class StaticMerge:
         if not self.scaled:
             return None, False
         published = published_scale(self.method, len(self.merged), self.recipe.merge.own())
-        try:
-            context = self._context.validation
-        except InputError:
-            return published, False
         if self._context.settings.quick:
             return published, False
-        about = {"recipe": self.recipe.dump(), "rows": SCALE_ROWS}
+        try:
+            context = self._context.validated_by(SCALE_ROWS)
+        except InputError:
+            return published, False
+        about = {"recipe": self.recipe.dump()}
         found = context.cell("scale", about, lambda: {"scale": self._choose(context).scale})
         return float(found["scale"]), True
 
     def _choose(self, context: StudyContext) -> ScaleChoice:
-        samples = [s for s in context.samples if s.place < SCALE_ROWS and s.task in self.merged]
+        samples = [sample for sample in context.samples if sample.task in self.merged]
         sources = prepare(self.recipe, self._context.recipe_folder, download=True)
         rescale = rescaled_weights(sources, self.model.path)
 
