@@ -21,13 +21,13 @@ from massmerge.evaluation.studies.statics import StaticMerge, static_recipe, sub
 from massmerge.prepare import prepare
 from massmerge.recipe import Recipe
 from massmerge.runtime import load_runtime
-from models import dense_expert, text_bundle
-from study_suite import write_study_suite
+from models import dense_expert
+from study_suite import study_bundle, write_study_suite
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    return text_bundle(tmp_path_factory.getbasetemp())
+    return study_bundle(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_the_base_and_the_experts_stand_beside_the_methods(table, context):
     assert list(rows) == ["base", "task_arithmetic", "tsv_m", "smile_1", "mass", "mass, task told", "experts"]
     assert rows["experts"]["task_told"]["tasks"] == context.references
     assert rows["experts"]["task_told"]["normalised"] == pytest.approx(1.0) or 0 in context.references.values()
-    assert rows["base"]["of_the_base"] == pytest.approx(1.0, abs=0.01) and rows["experts"]["of_the_base"] > 2.9
+    assert rows["base"]["of_the_base"] == pytest.approx(1.0, abs=0.05) and rows["experts"]["of_the_base"] > 2.8
     assert table["verdict"]["mass_value"] == rows["mass"]["task_unknown"]["mean"]
 
 
@@ -149,12 +149,12 @@ def test_scaling_measures_each_merge_on_its_own_tasks(suite, out, bundle, recipe
     assert sorted({row["tasks_merged"] for row in rows}) == [2, 3]
     two = [row for row in rows if row["tasks_merged"] == 2]
     assert {row["method"] for row in two} == {"mass", "task_arithmetic", "tsv_m"}
-    assert all(set(row["tasks"]) == {"spam", "topic"} for row in two)
-    small = merge(subset(Recipe.load(recipe), ["spam", "topic"]), tmp_path / "two", folder=recipe.parent)
+    assert all(set(row["tasks"]) == {"a", "b"} for row in two)
+    small = merge(subset(Recipe.load(recipe), ["a", "b"]), tmp_path / "two", folder=recipe.parent)
     model = massmerge.load(small)
     expected = shares(context, lambda x, task: model.predict(x)[0])
     mass = next(row for row in two if row["method"] == "mass")
-    assert mass["tasks"] == {task: expected[task] for task in ("spam", "topic")}
+    assert mass["tasks"] == {task: expected[task] for task in ("a", "b")}
     whole = next(row for row in rows if row["tasks_merged"] == 3 and row["method"] == "mass")
     assert whole["tasks"] == rows_of(table)["mass"]["task_unknown"]["tasks"]
 
@@ -182,17 +182,17 @@ def test_labels_that_are_shared_with_a_task_that_is_not_merged_are_left_out():
 
 def test_a_lent_head_reads_the_dense_model_of_the_task_that_an_input_is_routed_to(bundle, recipe):
     folder = bundle.parent
-    others = merge(subset(Recipe.load(recipe), ["topic", "mood"]), folder / "others", folder=folder)
+    others = merge(subset(Recipe.load(recipe), ["b", "c"]), folder / "others", folder=folder)
     answering = open_answering(prepare(Recipe.load(recipe), folder, download=False))
-    model = LentHead(load_runtime(others)).lend(answering, "spam")
-    texts = ["win a free prize", "vote on the law", "a sad film"]
+    model = LentHead(load_runtime(others)).lend(answering, "a")
+    texts = ["win free prize", "vote law", "sad film"]
     tokenizer = AutoTokenizer.from_pretrained(folder / "base")
-    for text, (free, told) in zip(texts, model.outcomes(texts, ["spam"] * 3), strict=True):
+    for text, (free, told) in zip(texts, model.outcomes(texts, ["a"] * 3), strict=True):
         selected = massmerge.load(others).route(text)[0].selected
-        dense = dense_expert(others, "bert", selected, "spam")
+        dense = dense_expert(others, "bert", selected, "a")
         with torch.inference_mode():
             logits = dense(**tokenizer(text, return_tensors="pt")).logits[0]
-        assert free.task is None and told.task == "spam"
+        assert free.task is None and told.task == "a"
         assert told.logit == pytest.approx(float(logits.max()), abs=1e-4)
     shutil.rmtree(others)
 
@@ -201,17 +201,17 @@ def test_a_task_is_left_out_of_the_merge_and_told_to_the_head(suite, out, bundle
     found = run("leave_one_out", suite, out, bundle, recipe)
     rows = rows_of(found)
     assert set(rows) == {"base", "task_arithmetic", "tsv_m", "mass", "experts"}
-    assert all(set(row["tasks"]) == {"spam"} and row["head"] == "told" for row in rows.values())
-    without = with_scale(static_recipe(Recipe.load(recipe), "task_arithmetic", ["topic", "mood"]), 0.3)
+    assert all(set(row["tasks"]) == {"a"} and row["head"] == "told" for row in rows.values())
+    without = with_scale(static_recipe(Recipe.load(recipe), "task_arithmetic", ["b", "c"]), 0.3)
     model = StaticModel(merge(without, tmp_path / "out", folder=recipe.parent))
     answering = open_answering(prepare(Recipe.load(recipe), recipe.parent, download=False))
     answering.base.load_state_dict(model.backbone.state_dict())
-    data = context.ready.data["spam"]
+    data = context.ready.data["a"]
     right = 0
     for i, label in enumerate(data.labels):
         batch = next(answering.batches([data.inputs[i]], 1))
         with torch.inference_mode():
             output = answering.base(**answering.call(batch))
-        right += answering.answers(output, batch, ["spam"])[0].label == label
-    assert rows["task_arithmetic"]["tasks"]["spam"] == right / len(data)
+        right += answering.answers(output, batch, ["a"])[0].label == label
+    assert rows["task_arithmetic"]["tasks"]["a"] == right / len(data)
     assert "is told" in " ".join(found["sentences"])

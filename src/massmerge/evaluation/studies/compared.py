@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from massmerge.answers import Prediction
@@ -80,15 +81,15 @@ def mass_answers(
     about: Mapping[str, Any],
     nbytes: int,
     tasks: Sequence[str] | None = None,
-) -> tuple[Answered, float]:
-    """The answers of a bundle, and milliseconds an input where the task is told; its passes then differ from the others."""
+) -> tuple[Answered, Answered]:
+    """The answers of a bundle: routed, as those of every method; and with the task told from the start, without routing."""
     chosen = list(tasks or context.measured)
 
     def run() -> dict[str, Any]:
         return _run_mass(context, model(), nbytes, chosen)
 
     found = context.cell("answers", {"method": "mass", **about, "tasks": chosen}, run)
-    return _answered(chosen, found), found["told_ms"]
+    return _answered(chosen, found["routed"]), _answered(chosen, found["known"])
 
 
 def measure_tasks(context: StudyContext, tasks: Sequence[str], answers: Sequence[Given]) -> Measured:
@@ -134,23 +135,34 @@ def _run(context: StudyContext, name: str, make: Callable[[], Compared], tasks: 
 
 
 def _run_mass(context: StudyContext, model: Model, nbytes: int, tasks: Sequence[str]) -> dict[str, Any]:
-    samples = [sample for task in tasks for sample in context.samples if sample.task == task]
-    free, told = [Given()] * len(samples), [Given()] * len(samples)
-    size, spent = context.settings.batch_size, [0.0, 0.0]
-    order = sorted(range(len(samples)), key=lambda i: (context.size(samples[i]), i))
-    groups: list[tuple[str | None, list[int]]] = [(None, order[at : at + size]) for at in range(0, len(order), size)]
-    for task in tasks:
-        own = [i for i in order if samples[i].task == task]
-        groups += [(task, own[at : at + size]) for at in range(0, len(own), size)]
-    for task, chunk in context.progress(groups, "mass", len(groups)):
-        inputs = [context.input(samples[i]) for i in chunk]
-        began = time.perf_counter()
-        answers = model.predict(inputs, task=task, top=1, batch_size=size)
-        spent[task is not None] += time.perf_counter() - began
-        for i, answer in zip(chunk, answers, strict=True):
-            (free if task is None else told)[i] = _given(answer)
-    ms, told_ms = (round(1000 * seconds / len(samples), 3) for seconds in spent)
-    return {"free": free, "told": told, "bytes": nbytes, "ms": ms, "told_ms": told_ms}
+    return {
+        "routed": _run(context, "mass", lambda: _Sized(model.outcomes, nbytes), tasks),
+        "known": _run(
+            context, "mass, task told", lambda: _Sized(partial(_known, model), nbytes, needs_task=True), tasks
+        ),
+    }
+
+
+@dataclass(frozen=True)
+class _Sized:
+    """A bundle's answers with its size."""
+
+    outcomes: Callable[..., list[tuple[Prediction, Prediction]]]
+    nbytes: int
+    needs_task: bool = False
+
+
+def _known(
+    model: Model, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32
+) -> list[tuple[Prediction, Prediction]]:
+    """Answers with the task told from the start, which needs no first pass; there are none without it."""
+    found: list[tuple[Prediction, Prediction]] = [(Prediction(None), Prediction(None))] * len(inputs)
+    for task in dict.fromkeys(tasks):
+        places = [i for i, name in enumerate(tasks) if name == task]
+        answers = model.predict([inputs[i] for i in places], task=task, top=1, batch_size=batch_size)
+        for place, answer in zip(places, answers, strict=True):
+            found[place] = Prediction(None), answer
+    return found
 
 
 def _given(answer: Prediction) -> Given:

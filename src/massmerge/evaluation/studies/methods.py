@@ -92,9 +92,9 @@ def static_row(context: StudyContext, method: str) -> MethodRow:
 def mass_rows(context: StudyContext) -> Iterator[MethodRow]:
     """The lines of the bundle: as it answers, and with the task told."""
     size = Bundle(context.bundle, check=False).counted_bytes
-    found, told_ms = mass_answers(context, lambda: context.model, {}, size)
-    yield MethodRow(MASS, _KINDS[MASS], found.measure(context, told=False), None, size, found.milliseconds)
-    yield MethodRow(TOLD, _KINDS[TOLD], None, found.measure(context, told=True), size, told_ms)
+    routed, known = mass_answers(context, lambda: context.model, {}, size)
+    yield _measured(context, MASS, routed)
+    yield _measured(context, TOLD, known)
 
 
 def _measured(
@@ -154,7 +154,8 @@ _WORDS = (
     "Accuracy is the mean over the tasks of each task's own metric; ± is the standard deviation over the tasks; normalised "
     "figures are divided by the experts'. Task unknown: an answer is right when task and label both are; a static merge "
     "takes the head with the largest logit, routed methods choose the head themselves. Task told: the head is that of "
-    "the true task, as papers evaluate static merges. Size is that of all tensors that answers need, heads apart, as a "
+    "the true task, as papers evaluate static merges; routed methods still choose by themselves what is merged, but for the "
+    "line `mass, task told`, which is told everything. Size is that of all tensors that answers need, heads apart, as a "
     "multiple of the base. Time is milliseconds an input on this machine, reading and heads included."
 )
 
