@@ -14,8 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from multiprocessing import get_context
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -121,10 +120,13 @@ def bodies(texts: list[str]) -> list[bytes]:
     return [json.dumps({"inputs": text}).encode() for text in texts]
 
 
-def in_own_process(load: Callable[..., Any], url: str, texts: list[str], *arguments: float) -> Load:
+def in_own_process(load: str, url: str, texts: list[str], *arguments: float) -> Load:
     """Run `clients` or `flood` where it shares no interpreter with anything that is measured."""
-    with get_context("spawn").Pool(1) as pool:
-        return pool.apply(_run, (load, url, texts, *arguments))
+    given = json.dumps([load, url, texts, arguments])
+    done = subprocess.run([sys.executable, __file__], input=given, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    latencies = {int(status): times for status, times in found["latencies"].items()}
+    return Load(found["seconds"], Counter({s: len(t) for s, t in latencies.items()}), latencies, found["in_time"])
 
 
 def _run(load: Callable[..., Any], url: str, texts: list[str], *arguments: float) -> Load:
@@ -172,3 +174,8 @@ async def flood(url: str, requests: list[bytes], rate: float, seconds: float) ->
     for connection in idle:
         connection.close()
     return load
+
+
+if __name__ == "__main__":
+    name, *rest, numbers = json.load(sys.stdin)
+    print(json.dumps(asdict(_run({"clients": clients, "flood": flood}[name], *rest, *numbers))))

@@ -21,7 +21,7 @@ import torch
 
 import massmerge as mm
 from massmerge.rows import read_table
-from serve_client import Load, Served, clients, flood, in_own_process, serving
+from serve_client import Load, Served, in_own_process, serving
 
 SUITE = Path.home() / ".cache" / "massmerge" / "suites" / "text"
 CLIENTS, BATCH = 32, 32
@@ -66,7 +66,7 @@ def throughput(served: Served, offline: Offline, texts: list[str], rounds: int, 
     for number in range(rounds):
         rate, work = offline.run(seconds)
         before = served.work
-        load = in_own_process(clients, served.url, texts, CLIENTS, seconds)
+        load = in_own_process("clients", served.url, texts, CLIENTS, seconds)
         served_work = (served.work - before) / load.statuses[200]
         assert set(load.statuses) == {200}, load.statuses
         ratios.append(load.rate / rate)
@@ -113,7 +113,7 @@ def overload(served: Served, texts: list[str], seconds: float, peak_seconds: flo
     """
 
     def peak() -> float:
-        return in_own_process(clients, served.url, texts, CLIENTS, peak_seconds).rate
+        return in_own_process("clients", served.url, texts, CLIENTS, peak_seconds).rate
 
     before = peak()
     memory, stop = [served.memory], Event()
@@ -124,7 +124,7 @@ def overload(served: Served, texts: list[str], seconds: float, peak_seconds: flo
 
     thread = Thread(target=watch)
     thread.start()
-    load: Load = in_own_process(flood, served.url, texts, 4 * before, seconds)
+    load: Load = in_own_process("flood", served.url, texts, 4 * before, seconds)
     stop.set()
     thread.join()
     after = peak()

@@ -5,7 +5,6 @@ import io
 import json
 import shutil
 import signal
-import socket
 import struct
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from huggingface_hub import InferenceClient, constants
 from PIL import Image
 
 import massmerge
+from massmerge.cli.main import main
 from massmerge.explanation import explain
 from models import image_bundle, text_bundle, with_options
 from serving import KEY, serving, start_server, wait_for
@@ -216,18 +217,19 @@ def test_a_hangup_loads_the_bundle_again_and_a_stop_finishes_what_is_under_way(r
 
 
 def test_what_cannot_be_served_is_told_with_exit_code_2(root, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        cases = {
-            "not a bundle": [tmp_path],
-            "16 or more": [text_bundle(root), "--api-key-file", __file__],
-            "--max-items is more than --queue": [text_bundle(root), "--queue", 5],
-            "cannot listen there": [text_bundle(root), "--host", "192.0.2.1"],
-            "no router": [text_bundle(root), "--router", "none"],
-        }
-        started = {words: start_server(*arguments, wait=False) for words, arguments in cases.items()}
-        for words, running in started.items():
-            running.process.join(60)
-            assert (running.process.exitcode, words in running.output.read_text()) == (2, True), (
-                running.output.read_text()
-            )
-        assert taken
+    bundle = text_bundle(root)
+    for words, arguments in {
+        "not a bundle": [tmp_path],
+        "16 or more": [bundle, "--api-key-file", __file__],
+        "--max-items is more than --queue": [bundle, "--queue", 5],
+    }.items():
+        result = CliRunner().invoke(main, ["serve", *map(str, arguments)])
+        assert (result.exit_code, words in result.stderr) == (2, True), result.stderr
+    started = {
+        "cannot listen there": start_server(bundle, "--host", "192.0.2.1", wait=False),
+        "no router": start_server(bundle, "--router", "none", wait=False),
+    }
+    for words, running in started.items():
+        running.process.join(60)
+        said = running.output.read_text()
+        assert (running.process.exitcode, words in said) == (2, True), said
