@@ -12,6 +12,7 @@ import massmerge
 from massmerge import InputError
 from massmerge.cli.main import main
 from massmerge.example import make_writing_example
+from massmerge.export import export_bundle
 from models import FAMILIES, backbone_of, dense_changes, family_bundle, rows_of, text_bundle, with_options, write_recipe
 from naive import tsv_merge
 
@@ -167,7 +168,11 @@ def test_an_adapter_of_an_untied_decoder_writes_with_the_bases_own_head(tmp_path
     assert massmerge.Bundle(tmp_path / "bundle").head_bytes > base.lm_head.weight.nbytes
     found = massmerge.load(tmp_path / "bundle").generate(prompts("llama"), task="b", max_new_tokens=NEW)
     dense = adapter.merge_and_unload().eval()
-    assert [g.tokens for g in found] == [dense_tokens(dense, row) for row in prompts("llama")]
+    expected = [dense_tokens(dense, row) for row in prompts("llama")]
+    assert [g.tokens for g in found] == expected
+    export_bundle(tmp_path / "bundle", tmp_path / "plain", "hf", ["b"])
+    plain = tf.LlamaForCausalLM.from_pretrained(tmp_path / "plain").eval()
+    assert [dense_tokens(plain, row) for row in prompts("llama")] == expected
 
 
 def test_the_bases_generation_configuration_is_kept(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from massmerge.bundle import GENERATION_CONFIG
 from massmerge.export.parts import Part
 from massmerge.export.sets import (
     OpenBundle,
@@ -63,7 +64,10 @@ def write_head_beside(opened: OpenBundle, task: str | None, folder: Path) -> str
 
 
 def copy_processor(opened: OpenBundle, folder: Path) -> None:
-    """The tokenizer or image processor beside the model."""
+    """The tokenizer or image processor beside the model, and how the base generates."""
     for name in opened.bundle.manifest["files"]:
         if name.startswith("processor/"):
             shutil.copyfile(opened.bundle.path / name, folder / Path(name).name)
+    generation = opened.bundle.path / "base" / GENERATION_CONFIG
+    if generation.is_file():
+        shutil.copyfile(generation, folder / GENERATION_CONFIG)

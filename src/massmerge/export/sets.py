@@ -69,8 +69,12 @@ class OpenBundle:
         return self.runtime.changes(positions)
 
     def shell(self, task: str) -> Path | None:
-        """The folder of a task's head, if that is a model class of transformers and not a linear layer."""
+        """The folder of a task's head, if that is a model class of transformers and not a linear layer.
+
+        A task that writes with the base's own language head has that one.
+        """
         folder = self.head_folder(task)
+        folder = folder if folder.is_dir() else self.bundle.path / "base" / "head"
         return folder if (folder / "config.json").is_file() else None
 
     def answers(self, task: str | None) -> bool:
