@@ -178,7 +178,7 @@ def residual_histograms(found: Mapping[str, tuple[NDArray[np.float64], NDArray[n
 
 
 def site_bars(sites: Sequence[str], series: Mapping[str, Mapping[str, float]], line: float, line_name: str) -> Any:
-    """A bar for each site and token, sites of one kind next to each other, and a line for what is compared with them.
+    """A bar for each site and token, a panel for sites of one kind, and a line for what is compared with them.
 
     Args:
         sites: names such as `M3`, in the order of a forward pass.
@@ -187,28 +187,39 @@ def site_bars(sites: Sequence[str], series: Mapping[str, Mapping[str, float]], l
         line_name: what it is.
     """
     letters = list(dict.fromkeys(site[0] for site in sites))
-    figure = _new_figure(max(6.4, 0.34 * len(sites) * max(1, 0.7 * len(series)) + 1.6), 3.6)
-    axes = figure.add_subplot()
-    width = 0.84 / len(series)
-    places: dict[str, float] = {}
-    for number, letter in enumerate(letters):
-        for site in (s for s in sites if s[0] == letter):
-            places[site] = len(places) + 0.9 * number
-    for number, ((name, shares), colour) in enumerate(zip(series.items(), (BLUE, ORANGE, GREEN), strict=False)):
-        offset = (number - (len(series) - 1) / 2) * width
-        where = [places[site] + offset for site in shares]
-        axes.bar(where, [100 * value for value in shares.values()], width * 0.94, color=colour, label=f"{name} token")
-        best = max(shares, key=lambda site: shares[site])
-        axes.annotate(f"{100 * shares[best]:.1f}", (places[best] + offset, 100 * shares[best]), ha="center", va="bottom",
-                      fontsize=8, color=INK, xytext=(0, 1), textcoords="offset points")  # fmt: skip
-    axes.axhline(100 * line, color=INK, linewidth=1.2, linestyle=(0, (4, 2)), zorder=3,
-                 label=f"{line_name}: {100 * line:.1f} %")  # fmt: skip
-    axes.set_xticks(list(places.values()), list(places), fontsize=8.5)
-    axes.set_xlim(-0.8, max(places.values()) + 0.8)
-    axes.set_ylim(0, 108)
-    _quiet_axes(axes, "routing accuracy, %")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=len(series) + 1, frameon=False, fontsize=9.5)
+    columns = min(2, len(letters))
+    lines = math.ceil(len(letters) / columns)
+    most = max(sum(site[0] == letter for site in sites) for letter in letters)
+    figure = _new_figure(columns * max(3.6, 0.28 * most * len(series) + 0.9), 2.5 * lines + 0.4)
+    panels = figure.subplots(lines, columns, squeeze=False, sharey=True)
+    for axes in panels.flat[len(letters) :]:
+        axes.set_visible(False)
+    for axes, letter in zip(panels.flat, letters, strict=False):
+        _site_panel(axes, [site for site in sites if site[0] == letter], series)
+        axes.axhline(100 * line, color=INK, linewidth=1.2, linestyle=(0, (4, 2)), zorder=3,
+                     label=f"{line_name}: {100 * line:.1f} %")  # fmt: skip
+        axes.set_ylim(0, 112)
+        _quiet_axes(axes, "routing accuracy, %" if axes in panels[:, 0] else "")
+    handles, names = panels.flat[0].get_legend_handles_labels()
+    figure.tight_layout(h_pad=1.2)
+    figure.legend(
+        handles, names, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=len(names), frameon=False, fontsize=9.5
+    )
     return figure
+
+
+def _site_panel(axes: Any, sites: Sequence[str], series: Mapping[str, Mapping[str, float]]) -> None:
+    width = 0.84 / len(series)
+    for number, ((name, shares), colour) in enumerate(zip(series.items(), (BLUE, ORANGE, GREEN), strict=False)):
+        places = np.arange(len(sites)) + (number - (len(series) - 1) / 2) * width
+        values = [100 * shares[site] for site in sites]
+        axes.bar(places, values, width * 0.94, color=colour, label=f"{name} token")
+        best = int(np.argmax(values))
+        axes.annotate(f"{values[best]:.1f}", (places[best], values[best]), ha="center", va="bottom", fontsize=8, color=INK,
+                      xytext=(0, 1.5), textcoords="offset points", zorder=4,
+                      bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.3})  # fmt: skip
+    axes.set_xticks(range(len(sites)), list(sites))
+    axes.set_xlim(-0.7, len(sites) - 0.3)
 
 
 def _quiet_axes(axes: Any, ylabel: str, xlabel: str = "") -> None:
@@ -247,9 +258,10 @@ def heat_map(
     axes = figure.add_subplot()
     low, high = float(np.nanmin(shares)), float(np.nanmax(shares))
     spread = max(1.0, high - low)
-    axes.imshow(shares, cmap="Blues", vmin=low - 0.35 * spread, vmax=high + 0.15 * spread, aspect="auto")
+    least, most = low - 0.35 * spread, high + 0.15 * spread
+    axes.imshow(shares, cmap="Blues", vmin=least, vmax=most, aspect="auto")
     for (i, j), value in np.ndenumerate(shares):
-        dark = value > low + 0.55 * spread
+        dark = (value - least) / (most - least) > 0.6
         axes.text(j, i, f"{value:.1f}" if value < 99.95 else "100", ha="center", va="center", fontsize=7.5,
                   color="white" if dark else INK)  # fmt: skip
     axes.set_xticks(range(len(columns)), [_plain(name) for name in columns], fontsize=8.5)
@@ -263,7 +275,8 @@ def heat_map(
     if mark is not None:
         from matplotlib.patches import Rectangle
 
-        axes.add_patch(Rectangle((mark[1] - 0.5, mark[0] - 0.5), 1, 1, fill=False, edgecolor=ORANGE, linewidth=2.2))
+        axes.add_patch(Rectangle((mark[1] - 0.5, mark[0] - 0.5), 1, 1, fill=False, edgecolor=ORANGE, linewidth=2.6,
+                                 zorder=6, clip_on=False))  # fmt: skip
     axes.set_xlabel(xlabel, color=QUIET, fontsize=9.5)
     axes.set_ylabel(ylabel, color=QUIET, fontsize=9.5)
     return figure
@@ -291,8 +304,9 @@ def ranked_bars(found: Mapping[str, tuple[float, float]], own: str) -> Any:
     for label, name in zip(axes.get_yticklabels(), names, strict=True):
         label.set_fontweight("bold" if name == own else "normal")
     axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlim(floor, 106)
-    axes.set_xticks(list(range(int(floor), 101, 10)))
+    top = min(100, 10 * math.ceil((max(np.add(values, margins)) + 4) / 10))
+    axes.set_xlim(floor, top + 6)
+    axes.set_xticks(list(range(int(floor), top + 1, 10)))
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(QUIET)
     axes.tick_params(axis="y", length=0)

@@ -21,6 +21,7 @@ from massmerge.runtime import site_router
 _WORDS = {"A": "what attention reads", "O": "what attention's output layer reads",
           "M": "what the MLP reads", "D": "what the MLP's output layer reads"}  # fmt: skip
 VOTE = "vote of the bundle's voters"
+_WIDEST = 30  # sites in one picture
 
 
 def run(context: StudyContext) -> Finding:
@@ -70,10 +71,11 @@ def _verdict(context: StudyContext, best: str, alone: Measured, together: Measur
     voters += ", and a closer look where they are not sure" if context.runtime.closer else ""
     why = ""
     if alone.mean > together.mean:
-        worse = [t for t in alone.tasks if alone.tasks[t] < together.tasks[t]]
+        better = sum(share > together.tasks[task] for task, share in alone.tasks.items())
+        worse = sum(share < together.tasks[task] for task, share in alone.tasks.items())
         why = (
-            f"The site {best} can only be named with labelled data: it was chosen on the measured rows. It is "
-            f"better than the vote on {len(alone.tasks) - len(worse)} of {len(alone.tasks)} tasks."
+            f"The site {best} can only be named with labelled data: it was chosen on the measured rows. It is better than "
+            f"the vote on {better} of {len(alone.tasks)} tasks and worse on {worse}."
         )
     mass = f"the vote of {voters}"
     return Verdict("routing accuracy, mean over the tasks", best if alone.mean >= together.mean else mass,
@@ -90,12 +92,12 @@ def _sentences(voters: list[Voter], found: dict[str, Measured], together: Measur
             sentences.append(
                 f"Sites {letter} ({words}): {percent(mean)} on average; the best is {top} with {percent(found[top].mean)}."
             )
-    tops = {task: max(found, key=lambda name, t=task: found[name].tasks[t]) for task in together.tasks}  # type: ignore[misc]
-    different = len(set(tops.values()))
+    everywhere = [
+        name for name, one in found.items()
+        if all(share >= max(other.tasks[task] for other in found.values()) for task, share in one.tasks.items())
+    ]  # fmt: skip
     sentences.append(
-        f"The best site is not the same for all tasks: {len(tops)} tasks have {different} different ones."
-        if different > 1
-        else f"All tasks have the same best site, {next(iter(tops.values()))}."
+        f"{everywhere[0]} is the best site of every task." if everywhere else "No site is the best of every task."
     )
     return sentences
 
@@ -126,8 +128,11 @@ def _pictures(
         task: {v.site.name: found[v.name].tasks[task] for v in named if v.token == best} for task in context.measured
     }
     caption = f"Routing accuracy of each task at each site ({best} token), and by the vote."
-    grid = [[*(per_task[task][site] for site in sites), together.tasks[task]] for task in context.measured]
-    pictures.append(Picture("layers-tasks", caption, plots.heat_map(context.measured, [*sites, "vote"], grid)))
+    for letters in ("AOMD",) if len(sites) <= _WIDEST else ("AM", "OD"):
+        own = [site for site in sites if site[0] in letters]
+        grid = [[*(per_task[task][site] for site in own), together.tasks[task]] for task in context.measured]
+        name = "layers-tasks" if len(own) == len(sites) else f"layers-tasks-{letters}"
+        pictures.append(Picture(name, caption, plots.heat_map(context.measured, [*own, "vote"], grid)))
     return pictures
 
 

@@ -126,11 +126,14 @@ def _sentences(context: StudyContext, rows: list[dict[str, Any]]) -> list[str]:
     for metric in METRICS:
         own = [row for row in rows if row["filter"] == metric]
         best = max(own, key=lambda row: row["vote"]["mean"])
-        spread = [row["vote"]["mean"] for row in own]
+        spread = sorted(row["vote"]["mean"] for row in own)
+        moved = (
+            f"move routing between {percent(spread[0])} and {percent(spread[-1])}; the best is {best['threshold']:g}"
+        )
+        moved = moved if spread[0] < spread[-1] else f"do not move routing, which is {percent(spread[0])}"
         sentences.append(
             f"By {metric}, thresholds from {own[0]['threshold']:g} to {own[-1]['threshold']:g} leave out "
-            f"{percent(own[0]['left_out'])} to {percent(own[-1]['left_out'])} of the deltas and move routing between "
-            f"{percent(min(spread))} and {percent(max(spread))}; the best is {best['threshold']:g}."
+            f"{percent(own[0]['left_out'])} to {percent(own[-1]['left_out'])} of the deltas and {moved}."
         )
     first = next(row for row in rows if row["filter"] == "cosine")
     worst = max(first["left_out_tasks"], key=lambda task: first["left_out_tasks"][task])
