@@ -51,7 +51,7 @@ def run(context: StudyContext) -> Finding:
         row["routing"] = measure_routing(context, chosen[row["router"]]).plain()
         row["answers"] = answers[row["router"]].plain()
     default = _name(f"base {context.runtime.recipe.router.score}", "vote", context)
-    rows.sort(key=lambda row: -row["routing"]["mean"])
+    rows.sort(key=lambda row: (-row["routing"]["mean"], row["router"] != default))
     return Finding(rows, _verdict(context, rows, chosen, default), _sentences(rows), _parts(context, rows, chosen, default),
                    notes=notes)  # fmt: skip
 

@@ -83,7 +83,8 @@ def _name(row: dict[str, Any]) -> str:
 
 
 def _verdict(context: StudyContext, rows: list[dict[str, Any]]) -> Verdict:
-    own, best = _own(context, rows), max(rows, key=lambda row: row["mean"])
+    own = _own(context, rows)
+    best = max(rows, key=lambda row: (row["mean"], row is own))
     gains = {task: best["tasks"][task] - own["tasks"][task] for task in own["tasks"]}
     most = max(gains, key=lambda task: gains[task])
     why = "" if best["mean"] <= own["mean"] else (
