@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 import transformers as tf
-from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
 from massmerge.example import CLIP_VOCABULARY, write_clip_processor
+from massmerge.tensorfile import TensorInfo, header_bytes
 
 CLASSES = ["cat", "dog", "red car"]
 WORDS = len(CLIP_VOCABULARY)
@@ -59,15 +59,19 @@ def shifted(model: nn.Module, seed: int) -> nn.Module:
     return copy
 
 
-def write_headers(path: Path, model: nn.Module) -> None:
-    """A safetensors file of a model's names and shapes, of zeros."""
-    save_file({name: torch.zeros(tensor.shape) for name, tensor in model.state_dict().items()}, path)
+def write_headers(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    """A safetensors file of these shapes whose data is a hole: it takes no room, and nothing may read it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    infos = {name: TensorInfo(tuple(shape), torch.float32) for name, shape in shapes.items()}
+    with path.open("wb") as file:
+        start = file.write(header_bytes(infos))
+        file.truncate(start + sum(info.nbytes for info in infos.values()))
 
 
 class OpenClip(nn.Module):
     """CLIP in the layout of OpenAI and open_clip, its forward written out plainly."""
 
-    def __init__(self, width=64, wide=96, layers=2, patch=8, side=32, words=WORDS, length=77, embed=24):
+    def __init__(self, width=64, wide=96, layers=2, text_layers=2, patch=8, side=32, embed=24):
         super().__init__()
         self.visual = nn.Module()
         self.visual.conv1 = nn.Conv2d(3, width, patch, patch, bias=False)
@@ -76,18 +80,17 @@ class OpenClip(nn.Module):
         self.visual.ln_pre, self.visual.ln_post = nn.LayerNorm(width), nn.LayerNorm(width)
         self.visual.proj = nn.Parameter(torch.empty(width, embed))
         self.visual.transformer = self._blocks(width, wide, layers)
-        self.transformer = self._blocks(width, wide, layers)
-        self.token_embedding = nn.Embedding(words, width)
-        self.positional_embedding = nn.Parameter(torch.empty(length, width))
+        self.transformer = self._blocks(width, wide, text_layers)
+        self.token_embedding = nn.Embedding(WORDS, width)
+        self.positional_embedding = nn.Parameter(torch.empty(77, width))
         self.ln_final = nn.LayerNorm(width)
         self.text_projection = nn.Parameter(torch.empty(width, embed))
         self.logit_scale = nn.Parameter(torch.tensor(3.0))
         with torch.no_grad():
             for parameter in self.parameters():
                 if parameter.ndim:
-                    parameter.add_(torch.randn_like(parameter) * 0.1) if parameter.ndim == 1 else parameter.normal_(
-                        0, 0.15
-                    )
+                    noise = torch.randn_like(parameter)
+                    parameter.copy_(parameter + noise * 0.1 if parameter.ndim == 1 else noise * 0.15)
 
     @staticmethod
     def _blocks(width: int, wide: int, layers: int) -> nn.Module:

@@ -91,6 +91,7 @@ def read_task(
     Raises:
         InputError: the source is not there, is empty, or has labels that the head does not know.
     """
+    task = task.with_label_file(folder)
     source = open_source(task, folder, split, image=image)
     labels = [task.head_label(value) for value in source.labels()]
     if not labels:

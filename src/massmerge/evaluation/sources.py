@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
+
+from PIL import Image
 
 from massmerge.errors import InputError, MassError
 from massmerge.evaluation.suite import SuiteTask
@@ -132,7 +135,10 @@ class DatasetSource:
             if column not in rows.column_names:
                 there = ", ".join(map(repr, rows.column_names))
                 raise InputError(f"{self.where}: no column {column!r}; there are {there}.")
-        self._names: list[str] | None = getattr(rows.features[self._label], "names", None)
+        # A list of labels is by number: then the dataset's own names do not matter.
+        names = None if isinstance(task.labels, list) else getattr(rows.features[self._label], "names", None)
+        self._names: list[str] | None = names
+        self._transposed = task.transposed
         self._rows = _without_decoding(rows, self._columns) if image else rows
 
     def labels(self) -> Iterator[Any]:
@@ -145,7 +151,8 @@ class DatasetSource:
     def inputs(self, rows: Sequence[int]) -> Iterator[Any]:
         """The input columns of some rows."""
         for row in self._rows.select_columns(self._columns).select(rows):
-            yield _cell([row[column] for column in self._columns], self._folder, image=self._image)
+            value = _cell([row[column] for column in self._columns], self._folder, image=self._image)
+            yield _exchanged(value) if self._transposed else value
 
     def row_name(self, row: int) -> str:
         """The dataset with the row's number, from 1."""
@@ -197,6 +204,19 @@ def _cell(values: list[Any], folder: Path, *, image: bool) -> Any:
         return InputError("the cell of the text is empty.")
     texts = ["" if value is None else str(value) for value in values]
     return tuple(texts) if len(texts) > 1 else texts[0]
+
+
+def _exchanged(picture: Any) -> Any:
+    """A picture with rows and columns exchanged; an error stays one."""
+    if isinstance(picture, InputError):
+        return picture
+    try:
+        with Image.open(BytesIO(picture) if isinstance(picture, bytes) else picture) as found:
+            turned = BytesIO()
+            found.transpose(Image.Transpose.TRANSPOSE).save(turned, "PNG")
+            return turned.getvalue()
+    except OSError as error:
+        return InputError(f"cannot be read as a picture ({error}).")
 
 
 def open_source(task: SuiteTask, folder: Path, split: str | None, *, image: bool) -> Source:

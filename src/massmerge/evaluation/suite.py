@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from massmerge import yamlfile
 from massmerge.errors import InputError
+from massmerge.heads.labels import read_labels
 from massmerge.yamlfile import Part
 
 SPLIT = "{split}"
@@ -37,8 +38,10 @@ class SuiteTask(Part):
     """What the model is asked: a text with the input columns in braces, such as `Is "{sentence}" good or bad?`."""
     label: str | None = None
     """The column of the labels; `label` unless told."""
-    labels: dict[str, str] | list[str] | None = None
-    """What the head calls the values of that column: a mapping, or a list if they are numbers from 0."""
+    labels: dict[str, str] | list[str] | str | None = None
+    """What the head calls the values of that column: a mapping, or for numbers a list, or a file with one a line."""
+    transposed: bool = False
+    """Whether the pictures are stored with rows and columns exchanged, as EMNIST's are."""
     metric: Metric = "accuracy"
     positive: str | None = None
     """For `f1`: the label that it is of; the mean over all labels without it."""
@@ -71,6 +74,8 @@ class SuiteTask(Part):
             raise ValueError("input is one column, or two of them for pairs of texts; more need a prompt")
         if self.positive is not None and self.metric != "f1":
             raise ValueError("positive belongs to metric: f1")
+        if self.transposed and self.dataset is None:
+            raise ValueError("transposed belongs to dataset")
         return self
 
     @property
@@ -98,6 +103,12 @@ class SuiteTask(Part):
         if self.labels is not None and text.isdecimal() and int(text) < len(self.labels):
             return self.labels[int(text)]
         return text
+
+    def with_label_file(self, folder: Path) -> SuiteTask:
+        """The same with the names that a file of labels holds."""
+        if not isinstance(self.labels, str):
+            return self
+        return self.model_copy(update={"labels": list(read_labels(self.labels, folder))})
 
     def place(self, split: str | None) -> str:
         """Path or id with the split filled in.
