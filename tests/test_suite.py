@@ -270,6 +270,28 @@ def test_an_id_of_datasets_gives_the_names_of_its_class_labels(tmp_path, dataset
     assert datasets.asked == [("me/d", "small", "test", "v2")]
 
 
+def test_a_file_of_labels_names_the_numbers_of_a_dataset_whatever_it_calls_them(tmp_path, datasets):
+    (tmp_path / "names.txt").write_text("a cat\na dog\n")
+    known = ["a dog", "a cat"]
+    task = SuiteTask(dataset="me/d", input="text", labels="names.txt")
+    assert read_task("t", task, tmp_path, known, image=False).labels == ["a cat", "a dog", "a dog"]
+    with pytest.raises(InputError, match=r"absent\.txt: cannot be read as labels"):
+        read_task("t", task.model_copy(update={"labels": "absent.txt"}), tmp_path, known, image=False)
+
+
+def test_pictures_that_are_stored_transposed_are_turned(tmp_path, datasets):
+    content = io.BytesIO()
+    picture = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    Image.fromarray(picture).save(content, "PNG")
+    rows = datasets.load_dataset("me/d", None, split="test", revision=None)
+    rows[:] = [{"text": {"bytes": content.getvalue()}, "label": 0}, {"text": {"bytes": b"no picture"}, "label": 1}]
+    turned, broken = read(tmp_path, image=True, dataset="me/d", input="text", transposed=True)[0]
+    assert (np.asarray(turned) == picture.T).all()
+    assert "cannot be read as a picture" in str(broken)
+    with pytest.raises(InputError, match="transposed belongs to dataset"):
+        Suite.parse("tasks: {t: {folder: f, transposed: true}}")
+
+
 def test_a_split_that_the_dataset_lacks_is_named(tmp_path, datasets):
     with pytest.raises(InputError, match=r"me/d \(split 'validation'\): not to be had from datasets \(Unknown split"):
         read(tmp_path, dataset="me/d", input="text", options={"split": "validation"})
