@@ -276,6 +276,13 @@ def test_heads_and_labels_of_every_task_are_kept(family, tmp_path, method):
         assert torch.equal(weight, load_file(family / task / "model.safetensors")["classifier.weight"])
 
 
+def test_the_card_says_which_folder_to_load(family, tmp_path):
+    one = run(family, tmp_path / "one", ["red", "blue"], method="average")
+    apart = run(family, tmp_path / "apart", ["red", "blue"], method="tsv_c")
+    assert 'AutoModel.from_pretrained(".")' in (one / "README.md").read_text()
+    assert 'AutoModel.from_pretrained("red")' in (apart / "README.md").read_text()
+
+
 @pytest.mark.parametrize("method", KEEPING)
 def test_the_manifest_says_what_the_compressed_form_weighs(family, read, tmp_path, method):
     out = run(family, tmp_path / "out", method=method)

@@ -49,19 +49,25 @@ def bundle_card(prepared: Prepared, ranks: Mapping[str, Sequence[int]]) -> str:
 def checkpoint_card(prepared: Prepared) -> str:
     """The card of a static merge."""
     plan = prepared.plan
+    apart = prepared.recipe.merge.keeps_tasks
+    what = (
+        f"One {plan.base_class} without a head for each task"
+        if apart
+        else f"One {plan.base_class} without a head, the tasks' heads in `heads/`"
+    )
     return "\n".join(
         [
             _front_matter(prepared),
             f"# {plan.method} of {len(plan.tasks)} experts of {plan.base}",
             "",
-            f"One {plan.base_class} without a head, merged by massmerge with the method `{plan.method}` from:",
+            f"{what}, merged by massmerge with the method `{plan.method}` from:",
             "",
             *(f"- {task.name}: `{task.source}`" for task in plan.tasks),
             "",
             "```python",
             "from transformers import AutoModel",
             "",
-            'model = AutoModel.from_pretrained(".")',
+            f'model = AutoModel.from_pretrained("{plan.tasks[0].name if apart else "."}")',
             "```",
             "",
             "`mass_recipe.yaml` beside this file is what it was made from.",

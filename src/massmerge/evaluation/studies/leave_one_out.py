@@ -145,7 +145,7 @@ def _parts(tasks: list[str], found: dict[str, Measured]) -> list[Table | Picture
 
 
 def _seconds(context: StudyContext) -> float:
-    return context.seconds_for(6) + 60 * len(left_out(context))
+    return context.seconds_for(6) + 3 * len(left_out(context)) * context.merge_seconds
 
 
 LEAVE_ONE_OUT = Study(

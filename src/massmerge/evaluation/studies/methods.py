@@ -15,7 +15,7 @@ from massmerge.evaluation.report import Picture, Table, Text
 from massmerge.evaluation.studies.compared import Answered, answers_of, mass_answers
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import Measured, summarize
-from massmerge.evaluation.studies.statics import StaticMerge
+from massmerge.evaluation.studies.statics import SCALE_ROWS, StaticMerge
 from massmerge.evaluation.studies.study import Finding, Study, Verdict
 from massmerge.evaluation.summary import percent
 from massmerge.methods import KEEPING_METHODS, STATIC_METHODS
@@ -267,9 +267,12 @@ def _sentences(rows: list[MethodRow], base: int) -> list[str]:
 
 def _seconds(context: StudyContext) -> float:
     """Merges, a forward pass of every sample for each method, and the scales' candidates."""
+    if context.settings.quick:
+        return context.seconds_for(len(_QUICK_STATICS) + 2.5 * len(_QUICK_PEERS) + 5) + 2 * context.merge_seconds
     methods = len(STATIC_METHODS) + len(KEEPING_METHODS)
-    share = min(1.0, 25 * len(context.measured) / max(1, len(context.samples)))
-    return context.seconds_for(methods + 2.5 * len(PEERS) + 4 + 12 * len(STATIC_METHODS) * share) + 15 * methods
+    tried = 6 * SCALE_ROWS * len(context.measured) / len(context.samples)  # candidates of each scale
+    forwards = methods + 2.5 * len(PEERS) + 5 + tried * len(STATIC_METHODS)
+    return context.seconds_for(forwards) + methods * context.merge_seconds
 
 
 METHODS = Study(

@@ -129,7 +129,7 @@ def _parts(context: StudyContext, rows: list[dict[str, Any]], best: str) -> list
 
 def _seconds(context: StudyContext) -> float:
     steps = len(counts(context))
-    return context.seconds_for(len(STATIC_METHODS) + 4 * steps) + 45 * steps
+    return context.seconds_for(len(STATIC_METHODS) + 4 * steps) + 3 * steps * context.merge_seconds
 
 
 SCALING = Study(
