@@ -84,7 +84,7 @@ def _with_options(studies: list[Study], settings: Settings) -> list[Study]:
 
 def _run_one(study: Study, context: StudyContext, about: dict[str, Any]) -> Result:
     expected = study.seconds(context)
-    context.tell(f"{study.name}: {len(context.samples):,} rows, about {duration(expected)}")
+    context.tell(f"{study.name}: {len(context.samples):,} rows, at most about {duration(expected)}")
     began = time.perf_counter()
     return Result(study, study.run(context), about, time.perf_counter() - began)
 

@@ -65,7 +65,7 @@ class Study:
     """What is compared, in one sentence."""
     run: Callable[[StudyContext], Finding]
     seconds: Callable[[StudyContext], float]
-    """About how long it takes, cells that are finished not counted."""
+    """About how long it takes from nothing; cells that are finished make it shorter."""
     needs_recipe: bool = False
     """Whether experts are merged again, or read."""
     needs_validation: bool = False
