@@ -1,5 +1,6 @@
 """The studies of routed peers: sizes against the files, work against a count by hand, heads that are told."""
 
+import csv
 import math
 from functools import cache
 
@@ -16,18 +17,23 @@ from massmerge.moerging import PEERS
 from massmerge.prepare import prepare
 from massmerge.recipe import Recipe
 from massmerge.tensorfile import read_header
-from models import FAMILIES, dense_expert, family_bundle, logits_of, rows_of, text_bundle
-from study_suite import write_study_suite
+from models import FAMILIES, dense_expert, family_bundle, logits_of, rows_of
+from study_suite import study_bundle, write_study_suite
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    return text_bundle(tmp_path_factory.getbasetemp())
+    return study_bundle(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="module")
-def run(bundle, tmp_path_factory):
-    suite, out = write_study_suite(tmp_path_factory.mktemp("suite"), 6), tmp_path_factory.mktemp("studies")
+def suite(tmp_path_factory):
+    return write_study_suite(tmp_path_factory.mktemp("suite"), 6)
+
+
+@pytest.fixture(scope="module")
+def run(bundle, suite, tmp_path_factory):
+    out = tmp_path_factory.mktemp("studies")
 
     @cache
     def found(name, again=0):
@@ -113,7 +119,7 @@ def test_work_is_at_least_a_forward_pass_and_that_of_two_passes_is_more(run):
     work = {row["method"]: row["forwards"] for row in result["rows"]}
     assert all(value >= 1.0 for value in work.values())
     assert work["twin"] > 2.0, "the shared expert, then the mixture"
-    assert 1.0 < work["smile_1"] < work["smile_2"]
+    assert work["arrow"] > 1.0 and 1.0 < work["smile_1"] <= work["smile_2"]
     assert all(one["forwards_timed"] > 0.5 for one in result["times"]["cells"])
 
 
@@ -121,3 +127,29 @@ def test_a_second_run_gives_the_same_table_of_storage(run):
     first, second = run("storage"), run("storage", again=1)
     assert (first["rows"], first["verdict"]) == (second["rows"], second["verdict"])
     assert first["verdict"]["mass_value"] == pytest.approx(1 - first["rows"][1]["bytes"] / first["rows"][-1]["bytes"])
+
+
+# oracle
+
+
+def test_figures_of_told_heads_are_those_of_the_answers(run, bundle, suite):
+    rows = {row["method"]: row for row in run("oracle")["rows"]}
+    assert list(rows) == ["mass", "smile_1"]
+    sources = prepare(Recipe.load(bundle.parent / "recipe.yaml"), bundle.parent, download=False)
+    for name, method in {"mass": massmerge.load(bundle), "smile_1": PEERS["smile_1"](sources)}.items():
+        for task in method.tasks:
+            with (suite.parent / f"{task}-test.csv").open() as file:
+                texts, labels = zip(*[(row["text"], row["label"]) for row in csv.DictReader(file)], strict=True)
+            pairs = method.outcomes(texts, [task] * len(texts))
+            told = [known.label == label for (_, known), label in zip(pairs, labels, strict=True)]
+            free = [(a.task, a.label) == (task, label) for (a, _), label in zip(pairs, labels, strict=True)]
+            assert rows[name]["head_told"]["tasks"][task] == pytest.approx(sum(told) / len(told))
+            assert rows[name]["head_chosen"]["tasks"][task] == pytest.approx(sum(free) / len(free))
+
+
+def test_the_verdict_of_oracle_is_of_the_told_heads(run):
+    result = run("oracle")
+    means = {row["method"]: row["head_told"]["mean"] for row in result["rows"]}
+    assert result["verdict"]["mass_value"] == means["mass"]
+    assert result["verdict"]["best_value"] == max(means.values())
+    assert (result["verdict"]["why"] != "") == (max(means.values()) > means["mass"])

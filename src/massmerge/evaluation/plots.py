@@ -385,7 +385,7 @@ def multiples(found: Mapping[str, float], own: str) -> Any:
     names = list(found)
     figure = _new_figure(7.6, 0.9 + 0.32 * len(names))
     axes = figure.add_subplot()
-    colours = [BLUE if name == own else FAINT for name in names]
+    colours = [BLUE if name == own else "#9DB8CC" for name in names]
     bars = axes.barh(range(len(names)), list(found.values()), 0.72, color=colours)
     axes.bar_label(bars, fmt="%.2f", padding=4, fontsize=9, color=INK)
     axes.axvline(1.0, color=QUIET, linewidth=0.9)

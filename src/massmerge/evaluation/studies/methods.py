@@ -19,7 +19,7 @@ from massmerge.evaluation.studies.statics import SCALE_ROWS, StaticMerge
 from massmerge.evaluation.studies.study import Finding, Study, Verdict
 from massmerge.evaluation.summary import percent
 from massmerge.methods import KEEPING_METHODS, STATIC_METHODS
-from massmerge.moerging import PEERS
+from massmerge.moerging import PEERS, Inputs
 from massmerge.prepare import Prepared, prepare
 from massmerge.static_model import OneBackbone
 
@@ -121,11 +121,19 @@ def _peer_rows(context: StudyContext, sources: Prepared, notes: list[str]) -> It
     except InputError as error:
         inputs = None
         notes.append(f"{' and '.join(_TRAINED)} are left out, which train on inputs: {error}")
-    about = {"inputs": _SUPPORT, "seed": context.settings.seed, "recipe": context.recipe.dump()}
     for name in _QUICK_PEERS if context.settings.quick else PEERS:
-        if inputs is not None or name not in _TRAINED:
-            found = answers_of(context, name, about, partial(PEERS[name], sources, inputs))
-            yield _measured(context, name, found, "routed peer")
+        if inputs is None and name in _TRAINED:
+            continue
+        try:
+            yield _measured(context, name, peer_answers(context, sources, name, inputs), "routed peer")
+        except InputError as error:  # such as gates of MLPs, where adapters change none
+            notes.append(f"{name} is left out: {error}")
+
+
+def peer_answers(context: StudyContext, sources: Prepared, name: str, inputs: Inputs | None = None) -> Answered:
+    """The answers of a routed peer; those that train nothing need no inputs."""
+    about = {"inputs": _SUPPORT, "seed": context.settings.seed, "recipe": context.recipe.dump()}
+    return answers_of(context, name, about, partial(PEERS[name], sources, inputs))
 
 
 def _experts(context: StudyContext, sources: Prepared) -> MethodRow:

@@ -18,6 +18,7 @@ from massmerge.evaluation import plots
 from massmerge.evaluation.compute import operations, time_ratios
 from massmerge.evaluation.report import Picture, Table, Text
 from massmerge.evaluation.studies.context import StudyContext
+from massmerge.evaluation.studies.methods import expert_bytes
 from massmerge.evaluation.studies.study import Finding, Study, Verdict
 from massmerge.inputs import Row
 from massmerge.moerging import PEERS, Peer
@@ -27,7 +28,7 @@ from massmerge.runtime import with_decoder_start
 MASS, BASE, EXPERTS = "mass", "base", "experts"
 _SMALL = 4  # inputs that run at once while products are counted: so few stay in one thread
 _COUNTED, _TIMED, _ROUNDS = 32, 16, 5
-_QUICK_COUNTED, _QUICK_TIMED, _QUICK_ROUNDS = 8, 4, 2
+_QUICK_COUNTED, _QUICK_TIMED, _QUICK_ROUNDS = 4, 2, 1
 _UNTRAINED: dict[str, dict[str, Any]] = {"wemoe": {"steps": 0}, "twin": {"epochs": 1}}
 
 
@@ -69,6 +70,11 @@ def _base_parameters(sources: Prepared) -> int:
     return sum(math.prod(sources.base.info(name).shape) for name in sources.base.slots)
 
 
+def _itemsize(sources: Prepared) -> int:
+    """Bytes of a number of the base."""
+    return next(iter(sources.base.readings.values())).info.dtype.itemsize
+
+
 def _bundle(context: StudyContext) -> dict[str, Any]:
     bundle = Bundle(context.bundle, check=False)
     base = sum(tensor.numel() for tensor in _distinct(context.runtime.base.state_dict().values()))
@@ -82,10 +88,9 @@ def _distinct(tensors: Any) -> list[Tensor]:
 
 
 def _copies(sources: Prepared) -> dict[str, Any]:
-    """A copy of the backbone for every task."""
-    count = len(sources.recipe.tasks)
-    return {"method": EXPERTS, "bytes": count * sources.plan.sizes.base,
-            "parameters": count * _base_parameters(sources), "forwards": 1.0}  # fmt: skip
+    """A copy of the backbone for every task; adapters share one."""
+    size = expert_bytes(sources)
+    return {"method": EXPERTS, "bytes": size, "parameters": size // _itemsize(sources), "forwards": 1.0}
 
 
 def _peer(context: StudyContext, sources: Prepared, name: str) -> dict[str, Any]:
@@ -146,7 +151,7 @@ _WORDS = (
 )
 _NOTES = (
     "the gates of wemoe and the router of twin are there but not trained: neither size nor work depends on it.",
-    "experts: a copy of the backbone for each task, whose name must be told.",
+    "experts: a copy of the backbone for each task (adapters share one), whose name must be told.",
 )
 
 
