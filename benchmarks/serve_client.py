@@ -91,7 +91,7 @@ class Connection:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Status and body; status 0 where the connection fails. A kept one may have been closed meanwhile: then a new one."""
+        """Status and body; status 0 where the connection fails. A kept one may have been closed meanwhile."""
         for kept in (True, False) if self._streams else (False,):
             try:
                 return await self._post(path, body)
