@@ -219,7 +219,11 @@ def _falling(found: dict[str, tuple[float, float]]) -> dict[str, tuple[float, fl
 
 def _drawn(rows: list[MethodRow], best: str) -> dict[str, Measured]:
     by_name = {row.name: row for row in rows}
-    found = {"experts": by_name[EXPERTS].told, "MASS": by_name[MASS].free, f"{best}, task told": by_name[best].told}
+    found = {
+        "experts": by_name[EXPERTS].told,
+        "MASS, task unknown": by_name[MASS].free,
+        f"{best}, task told": by_name[best].told,
+    }
     return {name: one for name, one in found.items() if one is not None}
 
 
@@ -256,13 +260,24 @@ def _sentences(rows: list[MethodRow], base: int) -> list[str]:
     by_name = {row.name: row for row in rows}
     best = by_name[_best_static(rows)]
     mass, told, experts = by_name[MASS].free, by_name[TOLD].told, by_name[EXPERTS].told
-    assert mass is not None and told is not None and experts is not None and best.told is not None
+    base_told = by_name[BASE].told
+    assert (
+        mass is not None
+        and told is not None
+        and experts is not None
+        and best.told is not None
+        and base_told is not None
+    )
     found = [
         f"The best static merge of one model, {best.name}, has {percent(best.told.mean)} with the task told and "
         f"{percent(best.free.mean if best.free else None)} without; MASS has {percent(mass.mean)} without.",
         f"Told the task, MASS has {percent(told.mean)}; the experts themselves have {percent(experts.mean)} at "
         f"{by_name[EXPERTS].nbytes / base:.1f} times the base's bytes, MASS at {by_name[MASS].nbytes / base:.2f} times.",
     ]
+    found.append(
+        f"Told the task, the pretrained model has {percent(base_told.mean)} with the same heads: all that updates can add "
+        f"there is {100 * (experts.mean - base_told.mean):.1f} points."
+    )
     peers = [row for row in rows if row.kind == "routed peer" and row.free is not None]
     if peers:
         top = max(peers, key=lambda row: row.free.mean if row.free else 0.0)
