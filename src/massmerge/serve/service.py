@@ -133,7 +133,8 @@ class Service:
         """
         assert self._batcher is not None
         left = deadline - asyncio.get_running_loop().time()
-        job = self._batcher.submit(items, choice, top, left)
+        # Half of the time: how long the queue takes is a guess, and an answer that comes too late is work for nothing.
+        job = self._batcher.submit(items, choice, top, left / 2)
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             async with asyncio.timeout_at(deadline):
