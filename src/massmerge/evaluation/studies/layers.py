@@ -67,7 +67,8 @@ def site_scores(context: StudyContext, voters: list[Voter]) -> Scores:
 
 
 def _verdict(context: StudyContext, best: str, alone: Measured, together: Measured) -> Verdict:
-    voters = " ".join(voter.name for voter in context.runtime.voters)
+    own = context.runtime.voters
+    voters = f"{len(own)} voters, {own[0].name} to {own[-1].name}"
     voters += ", and a closer look where they are not sure" if context.runtime.closer else ""
     why = ""
     if alone.mean > together.mean:
