@@ -188,7 +188,9 @@ def test_a_shared_label_that_no_task_has_is_refused(tmp_path):
 def test_tasks_without_heads_are_told_by_name_with_what_works_instead(root, name):
     model = massmerge.load(family_bundle(root, name))
     rows = rows_of(FAMILIES[name].make_inputs(1))
-    with pytest.raises(InputError, match=r"a, b, c: no head, so there is no label to answer\. Use .*`embed` or `route`"):
+    with pytest.raises(
+        InputError, match=r"a, b, c: no head, so there is no label to answer\. Use .*`embed` or `route`"
+    ):
         model.predict(rows)
     assert model.route(rows)[0].selected
     assert model.embed(rows).shape == (1, 32)
