@@ -37,7 +37,7 @@ types: setup
 	$(BIN)/mypy
 
 tests: setup
-	HF_HUB_OFFLINE=1 $(BIN)/pytest -n 2 --dist loadfile
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -n 2
 
 demo: setup
 	$(BIN)/mass demo

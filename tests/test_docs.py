@@ -324,7 +324,7 @@ def headings(page: Path) -> set[str]:
 
 def test_the_site_lists_every_page_once():
     pages = list(_strings(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
-    assert sorted(pages) == sorted(page.name for page in DOCS.glob("*.md"))
+    assert sorted(pages) == sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
 
 
 def _strings(value: object) -> list[str]:

@@ -48,6 +48,7 @@ def _section(report: Path, prefix: str, target: Path) -> str:
         shutil.copyfile(report / picture, target / f"{prefix}-{picture}")
         text = text.replace(f"]({picture})", f"]({prefix}-{picture})")
     text = text.replace("## How it was measured", "**How it was measured**")
+    text = re.sub(r" --out /\S+", " --out study", text.replace(str(Path.home()), "~"))  # where it ran says nothing
     return re.sub(r"^(#+) ", r"#\1 ", text, flags=re.MULTILINE).rstrip() + "\n"
 
 
