@@ -63,6 +63,7 @@ def _write_restored(prepared: Prepared, parts: dict[TensorPlan, dict[str, Tensor
     }
 
     def data(name: str) -> memoryview | bytearray:
+        """Bytes of one tensor of the task's checkpoint."""
         if name not in tensors:
             return base_bytes(prepared, name)
         part = parts[tensors[name]]

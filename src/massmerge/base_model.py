@@ -104,6 +104,7 @@ def make_fixed(
     accepted = bundle.statistics["accepted"].bool()
 
     def change(name: str) -> Tensor | None:
+        """What the fixed model adds to a tensor, if anything."""
         if name not in cores:
             return None
         chosen = [f for t in range(len(tensors.names)) if accepted[rows[name], t] and (f := tensors.factors(t, name))]

@@ -98,6 +98,7 @@ def serve(bundle: Path, api_key_file: Path | None, as_json: bool, quiet: bool, *
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def ready() -> None:
+        """Say where the service is, once it answers."""
         if as_json:
             click.echo(json.dumps({"url": url, "pid": os.getpid(), "model": settings.model_name}))
         elif not quiet:

@@ -109,6 +109,7 @@ class Guard:
         state["bytes"], state["complete"] = 0, False
 
         async def limited() -> Message:
+            """The next piece of the body."""
             if state["complete"]:  # what comes now is only the end of the connection
                 return await receive()
             try:

@@ -72,6 +72,7 @@ def complete_openapi(app: FastAPI, *, locked: bool) -> None:
     found = app.openapi
 
     def openapi() -> dict[str, Any]:
+        """The description, completed once."""
         if app.openapi_schema is None:
             description = found()
             schemas = description["components"]["schemas"]

@@ -82,6 +82,7 @@ def choose(heads: Heads, weights: Mapping[str, float], options: AnswerOptions) -
     """The answer of a set: the best label over its heads, as `rank_answers` would choose it."""
 
     def value(task: str) -> float:
+        """By what the best label of a task is compared with others."""
         found = heads[task]
         if options.score == "probability":
             return found.score

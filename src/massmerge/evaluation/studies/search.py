@@ -66,6 +66,7 @@ def search(context: StudyContext, trials: int) -> Searched:
     rows: list[dict[str, Any]] = []
 
     def objective(trial: Any) -> float:
+        """Accuracy of one setting on the validation rows."""
         setting = {
             "threshold": trial.suggest_float("threshold", 0.05, 0.5),
             "top_k": trial.suggest_categorical("top_k", [k for k in _SETS if k <= len(context.tasks)]),
