@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import itertools
 import json
 import random
 import socket
@@ -17,7 +18,7 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -45,21 +46,20 @@ def from_the_description(served: Served, count: int, seed: int) -> Statuses:
     from hypothesis import seed as seeded
 
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
-    operations = [result.ok() for result in schema.get_all_operations()]
     found: Statuses = Counter()
-    modes = list(schemathesis.GenerationMode)
-    each = -(-count // (len(operations) * len(modes)))
-    options = settings(
-        max_examples=each,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    for operation in operations:
-        for mode in modes:
+    ways = list(product([result.ok() for result in schema.get_all_operations()], schemathesis.GenerationMode))
+    for turn in itertools.count():
+        before = sum(found.values())
+        options = settings(
+            max_examples=-(-(count - before) // len(ways)),
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        for operation, mode in ways:
 
-            @seeded(seed)
+            @seeded(seed + 1000 * turn)
             @options
             @given(case=operation.as_strategy(generation_mode=mode))
             def send(case: schemathesis.Case) -> None:
@@ -69,7 +69,11 @@ def from_the_description(served: Served, count: int, seed: int) -> Statuses:
             try:
                 send()
             except Exception as error:  # nothing in an operation can be broken, such as one without parameters
-                print(f"{operation.label}, {mode.value}: {type(error).__name__}")
+                if turn == 0:
+                    print(f"{operation.label}, {mode.value}: {type(error).__name__}")
+        # Operations without parameters have one request to make; those with a body make up for them in the next turn.
+        if sum(found.values()) in (before, count):
+            break
     return found
 
 

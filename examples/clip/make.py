@@ -20,16 +20,18 @@ COUNTS = (8, 14, 20, 33)
 
 
 def chosen_tasks(model: str, count: int, experts: str, folder: Path = HERE) -> tuple[list[dict[str, Any]], list[str]]:
-    """The first tasks of the list that can be merged, and the names of those that cannot."""
+    """The first tasks of the list, and the names of those that have no expert."""
     tasks = yaml.safe_load((folder / "tasks.yaml").read_text(encoding="utf-8"))["tasks"][:count]
     if count == 33 and model != "ViT-B-32":
         raise SystemExit("experts of the last 13 tasks are published for ViT-B-32 only")
-    good = [task for task in tasks if _has_classes(task, folder) and (experts == "paper" or "tanganke" in task)]
-    return good, [task["name"] for task in tasks if task not in good]
+    good = [task for task in tasks if experts == "paper" or "tanganke" in task]
+    return [_of_todays_data(task, folder) for task in good], [task["name"] for task in tasks if task not in good]
 
 
-def _has_classes(task: dict[str, Any], folder: Path) -> bool:
-    return isinstance(task["classes"], list) or (folder / "classes" / task["classes"]).is_file()
+def _of_todays_data(task: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A task of which new editions have new classes takes those that its data have, where they are there."""
+    found = sorted({path.name for path in (folder / "data" / task["name"]).glob("*/*") if path.is_dir()})
+    return {**task, "classes": found} if found and task.get("grows") else task
 
 
 def recipe(model: str, tasks: list[dict[str, Any]], experts: str) -> dict[str, Any]:
@@ -93,7 +95,7 @@ def write(model: str, count: int, experts: str, folder: Path = HERE) -> list[Pat
     for path, data in zip(paths, (recipe(model, tasks, experts), suite(tasks)), strict=True):
         path.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
     if without:
-        sys.stderr.write(f"left out, for want of class names or of an expert: {', '.join(without)}\n")
+        sys.stderr.write(f"left out, for want of an expert: {', '.join(without)}\n")
     return paths
 
 
