@@ -271,7 +271,7 @@ def test_a_server_that_is_gone_is_told_to_a_person(tab, text_url):
 
 
 @needs_chromium
-def test_an_uploaded_a_dropped_and_an_example_image_are_answered(tab, image_url, tmp_path):
+def test_an_uploaded_a_dropped_a_pasted_and_an_example_image_are_answered(tab, image_url, tmp_path):
     Image.new("RGB", (64, 48), (10, 200, 30)).save(tmp_path / "green.png")
     tab.goto(image_url)
     tab.locator("#file").set_input_files(tmp_path / "green.png")
@@ -284,9 +284,19 @@ def test_an_uploaded_a_dropped_and_an_example_image_are_answered(tab, image_url,
         document.body.dispatchEvent(new DragEvent("drop", {dataTransfer: transfer, bubbles: true, cancelable: true}));
     }""", list((tmp_path / "green.png").read_bytes()))  # fmt: skip
     tab.locator(".asked img[alt='dropped.png']").wait_for()
+    paste = """(bytes) => {
+        const transfer = new DataTransfer();
+        if (bytes) transfer.items.add(new File([new Uint8Array(bytes)], "pasted.png", {type: "image/png"}));
+        else transfer.setData("text/plain", "no image");
+        document.body.dispatchEvent(new ClipboardEvent("paste", {clipboardData: transfer, bubbles: true}));
+    }"""
+    tab.evaluate(paste, None)
+    assert "The clipboard holds no image." in shown_problem(tab)
+    tab.evaluate(paste, list((tmp_path / "green.png").read_bytes()))
+    tab.locator(".asked img[alt='pasted.png']").wait_for()
     tab.get_by_role("button", name="Example 2").click()
     tab.locator(".asked img[alt='example 2']").wait_for()
-    assert tab.locator("#history button").count() == 3
+    assert tab.locator("#history button").count() == 4
 
 
 @needs_chromium

@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+import zipfile
 
 import pytest
 import torch
@@ -75,6 +76,39 @@ def test_a_tensor_read_from_a_pickle_is_a_copy_of_its_own(tmp_path):
     store = open_file(tmp_path / "x.pt")
     store.read("a.bias").zero_()
     assert store.read("a.bias").equal(STATE["a.bias"])
+
+
+def odd_tensors() -> dict[str, torch.Tensor]:
+    """Tensors that are all of their storage, parts of one, turned around, empty, or of one number."""
+    whole = torch.randn(6, 5)
+    return {
+        "whole": whole, "again": whole, "part": whole[2:4], "column": whole[:, 1], "turned": torch.randn(4, 3).T,
+        "half": torch.randn(7).bfloat16(), "number": torch.tensor(3.0), "empty": torch.empty(0, 4),
+        "flags": torch.tensor([True, False]), "parameter": torch.nn.Parameter(torch.randn(2, 2)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("byte_order", ["little", "big"])
+def test_every_tensor_of_a_pickle_is_what_torch_loads(tmp_path, monkeypatch, byte_order):
+    tensors = odd_tensors()
+    torch.save(tensors, tmp_path / "x.pt")
+    if byte_order == "big":
+        with zipfile.ZipFile(tmp_path / "x.pt") as old, zipfile.ZipFile(tmp_path / "y.pt", "w") as new:
+            for info in old.infolist():
+                new.writestr(info, b"big" if info.filename.endswith("byteorder") else old.read(info))
+        (tmp_path / "y.pt").rename(tmp_path / "x.pt")
+    expected = torch.load(tmp_path / "x.pt", weights_only=True)
+    store = PickleStore([tmp_path / "x.pt"])
+    assert all(torch.equal(store.read(name), tensor) for name, tensor in expected.items())
+    assert store.infos["whole"].shares_bytes(store.infos["again"])
+    assert not store.infos["whole"].shares_bytes(store.infos["part"])
+
+
+def test_a_pickle_is_opened_once_not_for_every_tensor(tmp_path, monkeypatch):
+    torch.save(odd_tensors(), tmp_path / "x.pt")
+    store = PickleStore([tmp_path / "x.pt"])
+    monkeypatch.setattr(torch, "load", None)
+    assert store.read("part").shape == (2, 5)
 
 
 def test_safetensors_are_preferred_to_pickles(tmp_path):

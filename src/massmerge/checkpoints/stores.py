@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from massmerge.errors import InputError, listing
 from massmerge.tensorfile import TensorInfo, read_header, read_tensor
@@ -45,19 +48,45 @@ class PickleStore:
     """State dicts written by `torch.save`, opened for tensors only and mapped, not loaded."""
 
     def __init__(self, paths: list[Path]) -> None:
-        self._paths = paths
-        self.infos: dict[str, TensorInfo] = {
-            # The offset means nothing but that tensors which share their bytes have the same.
-            name: TensorInfo(tuple(tensor.shape), tensor.dtype, path, tensor.data_ptr())
-            for path in paths
-            for name, tensor in _load_pickle(path).items()
-        }
+        self.infos: dict[str, TensorInfo] = {}
+        self._plain: set[str] = set()
+        for path in paths:
+            mapped, places = _load_pickle(path), _places(path)
+            self._plain |= places.keys()
+            for name, tensor in mapped.items():
+                # Without a place the offset means nothing but that tensors which share their bytes have the same.
+                info = TensorInfo(tuple(tensor.shape), tensor.dtype, path, tensor.data_ptr())
+                self.infos[name] = places.get(name, info)
 
     def read(self, name: str) -> Tensor:
-        """The tensor of that name; the file is mapped anew so that no page of it stays resident afterwards."""
-        path = self.infos[name].path
-        assert path is not None
-        return _load_pickle(path)[name].detach().clone()
+        """The tensor of that name; no page of the file stays resident afterwards."""
+        info = self.infos[name]
+        if name in self._plain:
+            return read_tensor(info)
+        assert info.path is not None
+        return _load_pickle(info.path)[name].detach().clone()
+
+
+def _places(path: Path) -> dict[str, TensorInfo]:
+    """Where in the file the tensors lie that are stored as they are; to unpickle it for each read would take far longer."""
+    if not _is_zip(path) or not _of_this_byte_order(path):
+        return {}
+    with FakeTensorMode():
+        state = _load_pickle(path, mapped=False)
+    found = {}
+    for name, tensor in state.items():
+        begin = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
+        if begin is not None and tensor.is_contiguous():
+            offset = begin + tensor.storage_offset() * tensor.element_size()
+            found[name] = TensorInfo(tuple(tensor.shape), tensor.dtype, path, offset)
+    return found
+
+
+def _of_this_byte_order(path: Path) -> bool:
+    """Whether numbers lie in the file as this machine has them; files of old versions do not say, and torch takes it so."""
+    with zipfile.ZipFile(path) as file:
+        said = [file.read(name).decode() for name in file.namelist() if name.endswith("/byteorder")]
+    return said in ([], [sys.byteorder])
 
 
 class HeaderStore:
@@ -71,9 +100,9 @@ class HeaderStore:
         raise InputError(f"{name}: its data has not been downloaded")
 
 
-def _load_pickle(path: Path) -> dict[str, Tensor]:
+def _load_pickle(path: Path, mapped: bool = True) -> dict[str, Tensor]:
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and _is_zip(path))
     except pickle.UnpicklingError:
         raise InputError(
             f"{path}: holds more than tensors, and unpickling it could run code. Save its state dict as safetensors."
