@@ -37,7 +37,7 @@ types: setup
 	$(BIN)/mypy
 
 tests: setup
-	HF_HUB_OFFLINE=1 $(BIN)/pytest -n 2
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -n 2 --dist worksteal
 
 demo: setup
 	$(BIN)/mass demo

@@ -188,8 +188,10 @@ def test_every_command_that_the_real_demo_shows_works_in_its_folder(shown, monke
     verbs = [words[1] for words in typed]
     shown_verbs = ["plan", "merge", "inspect", "eval", *["explain"] * 3, "predict", "predict", "verify", "calibrate"]
     assert verbs == [*shown_verbs, "serve"]
-    for words in typed[:-1]:
-        fewer = ["--limit", "10"] if words[1] == "eval" else []  # the demo itself has run it on all rows
+    for number, words in enumerate(typed[:-1]):
+        if words[1] == typed[number - 1][1]:
+            continue  # one of each verb
+        fewer = ["--limit", "4"] if words[1] == "eval" else []  # the demo itself has run it on all rows
         result = run(*words[1:], *fewer)
         assert result.exit_code == 0, (words, result.output)
     assert_serves(typed[-1])

@@ -629,7 +629,7 @@ def test_without_matplotlib_a_report_is_refused_at_once_and_figures_are_not(tmp_
     assert massmerge.evaluate(model, suite).means["strict"].value > 0
 
 
-@pytest.mark.parametrize("count", [1, 2, 20])
+@pytest.mark.parametrize("count", [1, 12])
 def test_plots_are_drawn_for_few_tasks_and_for_many(tmp_path, count):
     from massmerge.evaluation import plots
     from massmerge.evaluation.report import Picture, write_report

@@ -181,9 +181,9 @@ def assert_same(found, expected):
 
 
 @pytest.fixture(scope="module", params=CLASSIFIERS)
-def mixed(request, root):
+def mixed(request, root, tmp_path_factory):
     """A model that selects up to two tasks, and inputs of which texts differ in length."""
-    folder = root / f"mixed-{request.param}"
+    folder = tmp_path_factory.mktemp("mixed") / request.param
     options = {"top_k": 2, "threshold": 0.3}
     model = massmerge.load(with_options(family_bundle(root, request.param), folder, router=options))
     rows = rows_of(FAMILIES[request.param].make_inputs(8))
