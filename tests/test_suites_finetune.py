@@ -66,6 +66,16 @@ def test_the_head_stays_as_it_was_fitted_and_the_backbone_moves():
     assert not torch.equal(net.body.weight, start.body.weight)
 
 
+def test_a_head_of_half_of_the_rows_is_compared_with_one_of_all():
+    found = []
+    for share in (1.0, 0.5):
+        torch.manual_seed(0)
+        found.append(_run(head_share=share))
+    (whole, all_rows), (half, half_rows) = found
+    assert half_rows["frozen"] == all_rows["frozen"]
+    assert not torch.equal(whole.head.weight, half.head.weight)
+
+
 def test_the_same_seed_gives_the_same_expert():
     results = []
     for _ in range(2):

@@ -28,7 +28,11 @@ Features = Callable[[Any], Tensor]
 
 @dataclass(frozen=True)
 class Config:
-    """How to train. `samples` counts repeats: a small task is seen several times."""
+    """How to train. `samples` counts repeats: a small task is seen several times.
+
+    `head_share` is the share of the training rows that the head is fitted on. A head that knows all rows by heart leaves the
+    backbone nothing to learn from them. What an expert is compared with is a head of all rows in any case.
+    """
 
     samples: int = 4000
     lr: float = 2e-5
@@ -37,6 +41,7 @@ class Config:
     warmup: float = 0.1
     clip: float = 1.0
     seed: int = 0
+    head_share: float = 1.0
     head_decays: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
 
 
@@ -75,6 +80,7 @@ def expert_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--lr", type=float, help="highest learning rate")
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--head-share", type=float, help="share of the training rows that the head is fitted on")
     parser.add_argument(
         "--quick", action="store_true", help="few rows and steps, to try the code; use another MASS_CACHE"
     )
@@ -83,7 +89,7 @@ def expert_parser(description: str | None) -> argparse.ArgumentParser:
 
 def changed(config: Config, options: argparse.Namespace) -> Config:
     """A protocol with what the command line says otherwise."""
-    given = {name: getattr(options, name) for name in ("samples", "lr", "batch_size", "seed")}
+    given = {name: getattr(options, name) for name in ("samples", "lr", "batch_size", "seed", "head_share")}
     said = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(config, **{**(QUICK if options.quick else {}), **said})
 
@@ -121,6 +127,12 @@ def finetune(
     frozen = {split: frozen_features(features, rows, f"{name} features {split}") for split, rows in splits.items()}
     decay = fit_head(head, frozen["train"], train.labels, frozen["validation"], validation.labels, config.head_decays)
     before = {split: _share_right(head(frozen[split]), rows.labels) for split, rows in splits.items()}
+    if config.head_share < 1:
+        part = torch.randperm(len(train), generator=torch.Generator().manual_seed(config.seed))
+        part = part[: round(config.head_share * len(train))]
+        decay = fit_head(
+            head, frozen["train"][part], train.labels[part], frozen["validation"], validation.labels, config.head_decays
+        )
     loss = train_backbone(
         model, features, head, dataclasses.replace(train, collate=collate or train.collate), config, name
     )
