@@ -1,7 +1,7 @@
 """The studies of a suite as one page: `python -m benchmarks.suites.studies text --publish docs/results`.
 
-Runs nothing: it takes the report that `mass study all … --out study` has written in the suite's folder, or else those of single
-studies in the order of `mass study --list`, and copies their pictures beside the page.
+Runs nothing: it takes the report that `mass study all … --out study` has written in the suite's folder, or else those of
+single studies in the order of `mass study --list`, and copies their pictures beside the page.
 """
 
 from __future__ import annotations
