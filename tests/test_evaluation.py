@@ -629,25 +629,6 @@ def test_without_matplotlib_a_report_is_refused_at_once_and_figures_are_not(tmp_
     assert massmerge.evaluate(model, suite).means["strict"].value > 0
 
 
-@pytest.mark.parametrize("count", [1, 12])
-def test_plots_are_drawn_for_few_tasks_and_for_many(tmp_path, count):
-    from massmerge.evaluation import plots
-    from massmerge.evaluation.report import Picture, write_report
-    from massmerge.evaluation.results import Confusion
-
-    names = tuple(f"a_task_with_a_long_name_$_{i}" for i in range(count))
-    shares = np.linspace(0.4, 1.0, count).tolist()
-    counts = tuple(tuple(90 if i == j else 1 for j in range(count + 2)) for i in range(count))
-    residuals = {name: (np.linspace(-3, -1, 50), np.linspace(-2, 1, 50)) for name in names}
-    parts = [
-        Picture("radar", "radar", plots.radar(names, {"bundle": shares, "experts": shares})),
-        Picture("confusion", "confusion", plots.confusion(Confusion(names, (*names, "unknown", "failed"), counts))),
-        Picture("residuals", "residuals", plots.residual_histograms(residuals)),
-    ]
-    write_report(tmp_path, "plots", parts)
-    assert all((tmp_path / f"{name}.png").stat().st_size > 5000 for name in ("radar", "confusion", "residuals"))
-
-
 def test_a_bundle_of_one_task_has_nothing_to_route_and_is_reported_all_the_same(tmp_path):
     suite = write_suite(tmp_path, {"a": [("a0", "x"), ("a1", "y")]})
 

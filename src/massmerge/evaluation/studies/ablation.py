@@ -6,8 +6,8 @@ from typing import Any, get_args
 
 from massmerge.answers import Routing
 from massmerge.bundle import Bundle
-from massmerge.evaluation import plots
 from massmerge.evaluation.report import Part, Picture, Table
+from massmerge.evaluation.studies import plots
 from massmerge.evaluation.studies.book import AnswerBook
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import measure_answers, measure_routing

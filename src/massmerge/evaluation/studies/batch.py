@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from massmerge.evaluation import plots
 from massmerge.evaluation.data import batches_of_one_task
 from massmerge.evaluation.report import Picture, Table
+from massmerge.evaluation.studies import plots
 from massmerge.evaluation.studies.book import AnswerBook
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import measure_answers, measure_routing

@@ -7,8 +7,8 @@ import re
 from torch import Tensor
 
 from massmerge.decision import Router
-from massmerge.evaluation import plots
 from massmerge.evaluation.report import Picture, Table
+from massmerge.evaluation.studies import plots
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import Measured, measure_routing
 from massmerge.evaluation.studies.scores import Scores, best_tasks, gather, shipped_residuals, shipped_voters

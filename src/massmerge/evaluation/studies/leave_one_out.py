@@ -13,8 +13,8 @@ from torch import argsort
 
 from massmerge.answering import Answering, open_answering
 from massmerge.answers import Prediction
-from massmerge.evaluation import plots
 from massmerge.evaluation.report import Picture, Table
+from massmerge.evaluation.studies import plots
 from massmerge.evaluation.studies.compared import answers_of
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import Measured, summarize

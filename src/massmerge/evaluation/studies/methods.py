@@ -10,8 +10,9 @@ from typing import Any
 from massmerge.answering import open_answering
 from massmerge.bundle import Bundle
 from massmerge.errors import InputError
-from massmerge.evaluation import plots
+from massmerge.evaluation.plots import radar
 from massmerge.evaluation.report import Picture, Table, Text
+from massmerge.evaluation.studies import plots
 from massmerge.evaluation.studies.compared import Answered, answers_of, mass_answers
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import Measured, summarize
@@ -209,7 +210,7 @@ def _pictures(context: StudyContext, rows: list[MethodRow]) -> list[Picture]:
         Picture("methods-told", "Accuracy with the task told, mean over the tasks.",
                 plots.ranked_bars(_falling(told), TOLD)),
         Picture("methods-tasks", f"Each task: its expert, MASS without the task's name, and {best} with it.",
-                plots.radar(context.measured, series)),
+                radar(context.measured, series)),
     ]  # fmt: skip
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from massmerge.bundle import Bundle
-from massmerge.evaluation import plots
 from massmerge.evaluation.report import Part, Picture, Table, Text
+from massmerge.evaluation.studies import plots
 from massmerge.evaluation.studies.compared import Answered, mass_answers
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import Measured

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from massmerge.evaluation import plots
 from massmerge.evaluation.report import Picture, Table
+from massmerge.evaluation.studies import plots
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import Measured, measure_routing
 from massmerge.evaluation.studies.fixed import Accepted, accepted_tasks, factors_of, fixed_about, fixed_pass, matrices

@@ -11,9 +11,10 @@ from torch import Tensor
 from massmerge.answers import Routing
 from massmerge.calibration import Kind, fit_router
 from massmerge.decision import Router
-from massmerge.evaluation import plots
+from massmerge.evaluation.plots import confusion
 from massmerge.evaluation.report import Picture, Table
 from massmerge.evaluation.results import count_routes
+from massmerge.evaluation.studies import plots
 from massmerge.evaluation.studies.book import AnswerBook
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import Measured, measure_answers, measure_routing, routed_rows
@@ -178,7 +179,7 @@ def _parts(
         Table(headers, lines),
         Picture("routers", "Routing accuracy of each router, mean over the tasks, with its 95 % interval.",
                 plots.ranked_bars(bars, default)),
-        Picture("routers-confusion", f"Where the rows of each task go by {default}.", plots.confusion(matrix)),
+        Picture("routers-confusion", f"Where the rows of each task go by {default}.", confusion(matrix)),
     ]  # fmt: skip
 
 

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from massmerge.bundle import Bundle
-from massmerge.evaluation import plots
 from massmerge.evaluation.report import Picture, Table
+from massmerge.evaluation.studies import plots
 from massmerge.evaluation.studies.compared import mass_answers
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import Measured

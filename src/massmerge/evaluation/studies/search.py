@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from massmerge.errors import MassError
-from massmerge.evaluation import plots
 from massmerge.evaluation.report import Part, Picture, Table
+from massmerge.evaluation.studies import plots
 from massmerge.evaluation.studies.book import AnswerBook
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import Measured, measure_answers

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from massmerge.bundle import Bundle
 from massmerge.errors import InputError
-from massmerge.evaluation import plots
 from massmerge.evaluation.compute import operations, time_ratios
 from massmerge.evaluation.report import Picture, Table, Text
+from massmerge.evaluation.studies import plots
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.methods import expert_bytes
 from massmerge.evaluation.studies.study import Finding, Study, Verdict

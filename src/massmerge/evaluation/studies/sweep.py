@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from massmerge.evaluation import plots
 from massmerge.evaluation.report import Part, Picture, Table
+from massmerge.evaluation.studies import plots
 from massmerge.evaluation.studies.book import AnswerBook
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import measure_answers
