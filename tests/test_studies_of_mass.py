@@ -216,7 +216,7 @@ def test_a_batch_of_one_is_a_decision_for_each_input(everything, bundle, suite):
 def test_images_of_which_voters_are_not_sure_are_looked_at_again_in_studies_too(root, tmp_path, no_plots):
     from PIL import Image
 
-    bundle = with_options(image_bundle(root), tmp_path / "b", router={"unsure": 0.9})
+    bundle = with_options(image_bundle(root), tmp_path / "b", router={"unsure": 0.9, "candidates": 1})
     random = torch.Generator().manual_seed(3)
     for task, labels in massmerge.load(bundle).labels.items():
         for i in range(6):

@@ -29,6 +29,8 @@ class Routing:
     """How far the voters agree on the best task, 1 being complete agreement."""
     margin: float | None = None
     """How far the best task is ahead of the next, in standard deviations over the tasks, the mean over voters."""
+    confidences: dict[str, float] = field(default_factory=dict)
+    """Where several candidates answered an unclear input: how sure the head of each was."""
 
     @property
     def ranks(self) -> dict[str, int]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from massmerge.answers import Generation, Prediction, Routing, rank_answers
+from massmerge.candidates import settle, spread
 from massmerge.checkpoints.backbone import language_class
 from massmerge.errors import InputError
 from massmerge.generation import Generator, TextStream
@@ -121,7 +122,7 @@ class Model(Routed):
         found: list[tuple[Prediction, Prediction]] = []
         for rows in self._readable(inputs, batch_size):
             batch = self._runtime.batch(rows)
-            routings = self._routings_of(batch, everything, "input", Unknown())[0]
+            routings = self._settled(batch, self._routings_of(batch, everything, "input", Unknown())[0])
             output, order = self._second_pass(batch, routings)
             here = known[len(found) : len(found) + len(rows)]
             told = [replace(r, selected=[t], weights={t: 1.0}) for r, t in zip(routings, here, strict=True)]
@@ -256,7 +257,33 @@ class Model(Routed):
 
     def _answer(self, rows: list[Any], allowed: list[int], route: str, top: int, unknown: Unknown) -> list[Prediction]:
         batch = self._runtime.batch(rows)
-        return self._answer_routed(batch, *self._routings_of(batch, allowed, route, unknown), top)
+        routings, timings = self._routings_of(batch, allowed, route, unknown)
+        if route == "input":
+            return self._answer_unclear(batch, routings, timings, top)
+        return self._answer_routed(batch, routings, timings, top)
+
+    def _spread(self, routings: list[Routing]) -> list[tuple[int, Routing]]:
+        """The routings, with several of an unclear input."""
+        return spread(routings, self._runtime.recipe.router.unsure, self._runtime.candidates)
+
+    def _settled(self, batch: dict[str, Tensor], routings: list[Routing]) -> list[Routing]:
+        """The routings, with that of an unclear input as its candidates' heads decide."""
+        if len(self._spread(routings)) == len(routings):
+            return routings
+        answers = self._answer_unclear(batch, routings, {}, 1)
+        return [answer.routing for answer in answers if answer.routing is not None]
+
+    def _answer_unclear(
+        self, batch: dict[str, Tensor], routings: list[Routing], timings: dict[str, float], top: int
+    ) -> list[Prediction]:
+        """Answers of which an unclear input's is the best of several candidates'."""
+        runtime, asked = self._runtime, self._spread(routings)
+        if len(asked) == len(routings):
+            return self._answer_routed(batch, routings, timings, top)
+        inputs = [i for i, _ in asked]
+        answers = self._answer_routed(_reordered(batch, torch.tensor(inputs)), [r for _, r in asked], timings, top)
+        timings["inputs"] = len(routings)
+        return settle(zip(inputs, answers, strict=True), runtime.recipe.router.confidence, runtime.labels)
 
     def _answer_routed(
         self, batch: dict[str, Tensor], routings: list[Routing], timings: dict[str, float], top: int

@@ -41,6 +41,7 @@ from massmerge.tensorfile import read_header, read_tensor
 from massmerge.trees import shared_copy
 
 _KNOWN_SETS = 256  # sets whose small cores and norms are kept at hand
+_CANDIDATES = 3  # tasks that answer an unclear image
 
 
 @dataclass
@@ -71,6 +72,14 @@ class Runtime:
     def top_k(self) -> int:
         """K: heads that were trained apart do not share a scale, so by default one task is chosen."""
         return 1 if self.recipe.router.top_k == "auto" else int(self.recipe.router.top_k)
+
+    @property
+    def candidates(self) -> int:
+        """How many tasks answer an unclear input; sets of several tasks have several heads anyway."""
+        wanted = self.recipe.router.candidates
+        if self.top_k > 1:
+            return 1
+        return (_CANDIDATES if self.closer else 1) if wanted == "auto" else wanted
 
     @cached_property
     def language_models(self) -> LanguageModels:

@@ -1,0 +1,56 @@
+"""Inputs that routing leaves unclear: several tasks answer, and how sure their heads are counts in the decision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from massmerge.answers import Prediction, Routing
+
+
+def spread(routings: Sequence[Routing], unsure: float, count: int) -> list[tuple[int, Routing]]:
+    """Each input with its routing; an unclear one once for each of its candidates, which is selected there alone.
+
+    Args:
+        routings: of each input.
+        unsure: an input whose best task leads by less is unclear.
+        count: how many candidates it has.
+    """
+    found = []
+    for i, routing in enumerate(routings):
+        if len(routing.selected) != 1 or routing.margin is None or routing.margin >= unsure:
+            found.append((i, routing))
+            continue
+        best = sorted(routing.residuals, key=routing.residuals.__getitem__)[:count]
+        found += [(i, replace(routing, selected=[task])) for task in best]
+    return found
+
+
+def settle(
+    asked: Iterable[tuple[int, Prediction]], confidence: float, labels: Mapping[str, Sequence[str]]
+) -> list[Prediction]:
+    """The prediction of each input: of several candidates the one that vote and head together speak for.
+
+    Args:
+        asked: the number of an input and a prediction, all of one input one after the other.
+        confidence: how many standard deviations of the vote a head's full certainty is worth.
+        labels: of each task.
+    """
+    found: dict[int, list[Prediction]] = {}
+    for i, prediction in asked:
+        found.setdefault(i, []).append(prediction)
+    return [several[0] if len(several) == 1 else _settled(several, confidence, labels) for several in found.values()]
+
+
+def _settled(several: list[Prediction], confidence: float, labels: Mapping[str, Sequence[str]]) -> Prediction:
+    # A head with one output gives a number, which says nothing of how sure it is.
+    sure = {str(one.task): (one.score or 0.0) * (len(labels[str(one.task)]) > 1) for one in several}
+
+    def rank(one: Prediction) -> float:
+        assert one.routing is not None
+        voters = len(one.routing.site.split())
+        return one.routing.residuals[str(one.task)] / voters - confidence * sure[str(one.task)]
+
+    best = min(several, key=rank)
+    assert best.routing is not None
+    return replace(best, routing=replace(best.routing, confidences=sure))
