@@ -122,6 +122,7 @@ def test_it_tells_what_it_serves(text):
     assert [task["name"] for task in bundle["tasks"]] == ["spam", "topic", "mood"]
     assert bundle["tasks"][2]["labels"] == ["negative", "positive"] and len(bundle["similarity"]) == 3
     assert bundle["examples"] == [{"text": line} for line in TEXTS]
+    assert bundle["router"]["top_k"] == 1  # what `auto` comes to
     assert text.client.get("/v1/models").json()["data"][0]["id"] == "mail"
     assert text.client.get("/v1/tasks").json()["tasks"] == bundle["tasks"]
     assert sum(text.client.get("/v1/traffic").json()["tasks"].values()) > 0

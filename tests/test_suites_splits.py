@@ -10,18 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance
 
-from benchmarks.suites.splits import (
-    SPLITS,
-    Caps,
-    draw,
-    image_groups,
-    make_split,
-    normalise,
-    read_split,
-    text_groups,
-    without_repeats,
-    write_task,
-)
+from benchmarks.suites.near_duplicates import image_groups, normalise, text_groups
+from benchmarks.suites.splits import SPLITS, Caps, draw, make_split, read_split, without_repeats, write_task
 from massmerge.errors import InputError
 
 SMALL = Caps(train=60, validation=20, test=30, least_test=10)

@@ -54,6 +54,11 @@ class Routed:
         return [voter.name for voter in self._runtime.voters]
 
     @property
+    def top_k(self) -> int:
+        """Most tasks that a selected set holds: also what `top_k: auto` of a recipe comes to."""
+        return self._runtime.top_k
+
+    @property
     def sites(self) -> list[Site]:
         """Every place where inputs can be routed, in the order of a forward pass."""
         return list(self._runtime.sites)

@@ -18,27 +18,22 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from massmerge.base_model import load_base, make_fixed
-from massmerge.bundle import ROUTER, Bundle
-from massmerge.checkpoints.skeleton import Skeleton
+from massmerge.bundle import Bundle
+from massmerge.checkpoints.skeleton import Skeleton, Slot
 from massmerge.decision import CloserLook, Router
 from massmerge.errors import InputError
 from massmerge.heads.language import LanguageModels
 from massmerge.heads.runtime import Head, ShellHead, load_head
 from massmerge.inputs import InputReader, Row
 from massmerge.recipe import MergeKind, Recipe
-from massmerge.routing import FirstPass, Site, Voter, choose_sites
-from massmerge.routing.mlp import MlpRouter
-from massmerge.routing.nearest import NearestRouter
-from massmerge.routing.projection import ProjectionRouter, Score, site_basis
-from massmerge.routing.prototype import PrototypeRouter
-from massmerge.routing.separation import without_common
+from massmerge.routing import FirstPass, Site, Voter
 from massmerge.routing.sites import probe_inputs, watched_sites
 from massmerge.subspace import SecondPass, SetChanges
 from massmerge.subspace.cache import DenseCache
-from massmerge.subspace.install import PROBE_BATCH, observe
+from massmerge.subspace.install import PROBE_BATCH, Observed, observe
 from massmerge.task_tensors import TaskTensors
-from massmerge.tensorfile import read_header, read_tensor
 from massmerge.trees import shared_copy
+from massmerge.voters import choose_voters, make_routers
 
 _KNOWN_SETS = 256  # sets whose small cores and norms are kept at hand
 _CANDIDATES = 3  # tasks that answer an unclear image
@@ -171,54 +166,31 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, check: bool) -> Runtime:
-    path = bundle.path
     place = _device(device)
     tensors = TaskTensors(bundle)
     touched = tensors.touched()
     base = load_base(bundle, touched, check=check).to(place)
     slots = Skeleton(base).slots
-    recipe = bundle.recipe
-    heads = {
-        task.name: head
-        for task in bundle.tasks
-        if (head := load_head(path / "tasks" / task.name / "head", base)) is not None
-    }
-    shell = next((h for h in heads.values() if isinstance(h, ShellHead)), None)
+    heads = _load_heads(bundle, base)
     probe = probe_inputs(base, PROBE_BATCH)
-    with watched_sites(base) as found:  # one forward pass shows both the sites and what can be divided by inputs
-        observed = observe(base, shell.backbone_call(probe, base) if shell else with_decoder_start(probe, base))
-    sites = found()
+    sites, observed = _probe(base, probe, heads)
     kind = router or bundle.router_kind
     image = base.main_input_name == "pixel_values"
-    voters = _voters(recipe, sites, base, tensors, half=image)
-    routers = _routers(bundle, kind, recipe, voters, tensors)  # small, and kept on the CPU
+    voters = choose_voters(bundle.recipe, sites, base, tensors, half=image)
+    routers = make_routers(bundle, kind, voters, tensors)  # small, and kept on the CPU
     tensors.to(place)
     second = SecondPass(base, touched, slots, observed)
-    fixed = recipe.router.first_pass == "fixed"
-    first_tree = shared_copy(base) if fixed else base
-    first_pass = FirstPass(first_tree, voters)
-    if fixed:
-        make_fixed(bundle, tensors, first_tree, first_pass, slots)
-    state = dict(base.state_dict())
-
-    def make_changes(
-        tasks: tuple[int, ...], weights: list[float] | None = None, variant: MergeKind = recipe.answer.merge
-    ) -> SetChanges:
-        return SetChanges(tasks, tensors.factors, tensors.whole, state.get, variant, weights)
+    first_pass = _make_first_pass(bundle, base, voters, tensors, slots)
 
     def attempt(inputs: dict[str, Tensor]) -> object:
         return first_pass({k: v.to(place) for k, v in inputs.items()})
 
-    closer = None
-    if image and kind == "projection" and not fixed and recipe.router.site == "auto" and recipe.router.unsure > 0:
-        everywhere = _voters(recipe, sites, base, tensors, half=False)
-        closer = CloserLook(FirstPass(base, everywhere), lambda: _routers(bundle, kind, recipe, everywhere, tensors))
     reader = InputReader(
-        path / "processor", base.config, image=image, attempt=attempt, seen=probe[base.main_input_name].shape[1:]
+        bundle.path / "processor", base.config, image=image, attempt=attempt, seen=probe[base.main_input_name].shape[1:]
     )
     return Runtime(
-        path,
-        recipe,
+        bundle.path,
+        bundle.recipe,
         tensors.names,
         {task.name: task.labels for task in bundle.tasks if task.labels is not None},
         base,
@@ -230,10 +202,56 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
         heads,
         reader,
         DenseCache(cache, second),
-        make_changes,
+        _changes_maker(base, tensors, bundle.recipe.answer.merge),
         tensors,
-        closer,
+        _closer_look(bundle, base, sites, kind, tensors) if image else None,
     )
+
+
+def _load_heads(bundle: Bundle, base: PreTrainedModel) -> dict[str, Head]:
+    found = {task.name: load_head(bundle.path / "tasks" / task.name / "head", base) for task in bundle.tasks}
+    return {task: head for task, head in found.items() if head is not None}
+
+
+def _probe(base: PreTrainedModel, inputs: dict[str, Tensor], heads: dict[str, Head]) -> tuple[list[Site], Observed]:
+    """The sites, and which modules can be divided by inputs: one forward pass shows both."""
+    shell = next((h for h in heads.values() if isinstance(h, ShellHead)), None)
+    with watched_sites(base) as found:
+        observed = observe(base, shell.backbone_call(inputs, base) if shell else with_decoder_start(inputs, base))
+    return found(), observed
+
+
+def _make_first_pass(
+    bundle: Bundle, base: PreTrainedModel, voters: list[Voter], tensors: TaskTensors, slots: dict[str, Slot]
+) -> FirstPass:
+    if bundle.recipe.router.first_pass != "fixed":
+        return FirstPass(base, voters)
+    tree = shared_copy(base)
+    first_pass = FirstPass(tree, voters)
+    make_fixed(bundle, tensors, tree, first_pass, slots)
+    return first_pass
+
+
+def _changes_maker(base: PreTrainedModel, tensors: TaskTensors, merge: MergeKind) -> Callable[..., SetChanges]:
+    state = dict(base.state_dict())
+
+    def make_changes(
+        tasks: tuple[int, ...], weights: list[float] | None = None, variant: MergeKind = merge
+    ) -> SetChanges:
+        return SetChanges(tasks, tensors.factors, tensors.whole, state.get, variant, weights)
+
+    return make_changes
+
+
+def _closer_look(
+    bundle: Bundle, base: PreTrainedModel, sites: list[Site], kind: str, tensors: TaskTensors
+) -> CloserLook | None:
+    """All sites vote where those of the first half, which the defaults choose for images, are not sure."""
+    options = bundle.recipe.router
+    if kind != "projection" or options.first_pass == "fixed" or options.site != "auto" or options.unsure <= 0:
+        return None
+    voters = choose_voters(bundle.recipe, sites, base, tensors, half=False)
+    return CloserLook(FirstPass(base, voters), lambda: make_routers(bundle, kind, voters, tensors))
 
 
 def _device(name: str) -> torch.device:
@@ -254,62 +272,3 @@ def with_decoder_start(inputs: dict[str, Tensor], base: PreTrainedModel) -> dict
         return inputs
     start = getattr(base.config, "decoder_start_token_id", None) or 0
     return {**inputs, "decoder_input_ids": torch.full_like(inputs["input_ids"][:, :1], start)}
-
-
-def _voters(
-    recipe: Recipe, sites: list[Site], base: PreTrainedModel, tensors: TaskTensors, *, half: bool
-) -> list[Voter]:
-    """Sites and tokens that vote. A class token is there in most image models; in text it is one word among others."""
-    tasks = range(len(tensors.names))
-
-    def covered(site: Site) -> int:
-        return sum(any(tensors.changes(task, name) for name in site.tensors) for task in tasks)
-
-    chosen = choose_sites(sites, recipe.router.site, covered, half=half)
-    token = recipe.router.token
-    if token == "auto":
-        names = {name.rpartition(".")[2] for name, _ in base.named_parameters()}
-        token = "both" if names & {"cls_token", "class_embedding"} else "mean"
-    return [Voter(site, t) for site in chosen for t in (("cls", "mean") if token == "both" else (token,))]
-
-
-def _routers(bundle: Bundle, kind: str, recipe: Recipe, voters: list[Voter], tensors: TaskTensors) -> list[Router]:
-    if kind == "projection":
-        made: dict[str, Router] = {}
-        for voter in voters:
-            if voter.site.name not in made:
-                made[voter.site.name] = site_router(tensors, voter.site, recipe.router.score)
-        return [made[voter.site.name] for voter in voters]
-    if kind not in ("nearest", "prototype", "mlp"):
-        raise InputError(f"no router {kind!r}. There are projection, nearest, prototype and mlp.")
-    header = read_header(bundle.path / ROUTER) if (bundle.path / ROUTER).is_file() else {}
-    fitted = {name: read_tensor(info) for name, info in header.items() if name.startswith(f"{kind}.")}
-    missing = [v.name for v in voters if not any(name.startswith(f"{kind}.{v.name}.") for name in fitted)]
-    if missing:
-        raise InputError(
-            f"{bundle.path}: the router {kind} has not been fitted for {', '.join(missing)}. "
-            f"`mass calibrate {bundle.path} --inputs …` fits it."
-        )
-    return [fitted_router(kind, {n.removeprefix(f"{kind}.{v.name}."): t for n, t in fitted.items()}, len(tensors.names))
-            for v in voters]  # fmt: skip
-
-
-def site_router(tensors: TaskTensors, site: Site, score: Score = "residual") -> ProjectionRouter:
-    """The router that needs no data, from the tasks' singular vectors at a site."""
-    return ProjectionRouter(without_common([_basis(tensors, t, site) for t in range(len(tensors.names))]), score)
-
-
-def fitted_router(kind: str, tensors: dict[str, Tensor], tasks: int) -> Router:
-    """A router from the tensors that were fitted for one voter."""
-    if kind == "prototype":
-        return PrototypeRouter(tensors["weight"], tensors["offset"])
-    if kind == "nearest":
-        return NearestRouter(tensors["support"], tensors["owners"], tasks)
-    return MlpRouter({n.removeprefix("net."): t for n, t in tensors.items() if n.startswith("net.")})
-
-
-def _basis(tensors: TaskTensors, task: int, site: Site) -> Tensor:
-    found = [f for name in site.tensors if (f := tensors.factors(task, name)) is not None]
-    if not found:
-        return torch.zeros(0, site.width)
-    return site_basis([(f.s.cpu(), f.v.cpu()) for f in found], max(f.rank for f in found))

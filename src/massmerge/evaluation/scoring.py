@@ -61,22 +61,7 @@ def score_task(
         seed: of the bootstrap.
         draws: of the bootstrap.
     """
-
-    def figure_of(given: list[Given], sharing: Mapping[str, int]) -> Statistic:
-        return statistic(task.metric, data.task, [r.label for r in rows], given, sharing, task.positive)
-
-    statistics = {
-        "strict": figure_of([r.given for r in rows], {}),
-        "shared": figure_of([r.given for r in rows], groups),
-    }
-    if known:
-        statistics["known"] = figure_of([r.known for r in rows], {})
-    if expert:
-        statistics["reference"] = figure_of([r.expert for r in rows], {})
-    routed = np.array([r.routed == data.task for r in rows])
-    held = np.array([data.task in r.selected for r in rows])
-    statistics["routing"] = lambda chosen: float(routed[chosen].mean())
-    statistics["in_set"] = lambda chosen: float(held[chosen].mean())
+    statistics = _statistics(data, task, rows, groups, known=known, expert=expert)
     drawn = _draw(statistics, len(rows), seed, draws)
     everything = np.arange(len(rows))
     values = {name: of(everything) for name, of in statistics.items()}
@@ -97,6 +82,33 @@ def score_task(
         normalised.get("normalised"), normalised.get("normalised_shared"), normalised.get("normalised_known"),
     )  # fmt: skip
     return Scored(result, drawn)
+
+
+def _statistics(
+    data: TaskData,
+    task: SuiteTask,
+    rows: Sequence[RowResult],
+    groups: Mapping[str, int],
+    *,
+    known: bool,
+    expert: bool,
+) -> dict[str, Statistic]:
+    """Each figure as a function of the rows that are counted, so that it can be drawn again."""
+    labels = [row.label for row in rows]
+
+    def figure_of(given: list[Given], sharing: Mapping[str, int]) -> Statistic:
+        return statistic(task.metric, data.task, labels, given, sharing, task.positive)
+
+    found = {"strict": figure_of([r.given for r in rows], {}), "shared": figure_of([r.given for r in rows], groups)}
+    if known:
+        found["known"] = figure_of([r.known for r in rows], {})
+    if expert:
+        found["reference"] = figure_of([r.expert for r in rows], {})
+    routed = np.array([r.routed == data.task for r in rows])
+    held = np.array([data.task in r.selected for r in rows])
+    found["routing"] = lambda chosen: float(routed[chosen].mean())
+    found["in_set"] = lambda chosen: float(held[chosen].mean())
+    return found
 
 
 def _draw(statistics: Mapping[str, Statistic], count: int, seed: Sequence[int], draws: int) -> Drawn:

@@ -26,6 +26,13 @@ _SOME: dict[int | str, dict[str, Any]] = {status: ERRORS[status] for status in (
 def make_routes(service: Service) -> APIRouter:
     """Everything that is asked for by GET, and the reload."""
     router = APIRouter()
+    _add_bundle(router, service)
+    _add_state(router, service)
+    return router
+
+
+def _add_bundle(router: APIRouter, service: Service) -> None:
+    """What is served."""
 
     @router.get("/v1/tasks", response_model=TasksAnswer, responses=_SOME, tags=["bundle"])
     async def tasks() -> dict[str, Any]:
@@ -46,6 +53,10 @@ def make_routes(service: Service) -> APIRouter:
             "kind": loaded.kind, "tasks": loaded.model.tasks,
         }  # fmt: skip
         return {"object": "list", "data": [entry]}
+
+
+def _add_state(router: APIRouter, service: Service) -> None:
+    """How it does."""
 
     @router.get("/v1/traffic", response_model=TrafficAnswer, responses=_SOME, tags=["state"])
     async def traffic() -> dict[str, Any]:
@@ -84,5 +95,3 @@ def make_routes(service: Service) -> APIRouter:
         loaded = await service.reload()
         seconds = round(time.monotonic() - began, 2)
         return {"model": service.settings.model_name, "tasks": loaded.model.tasks, "seconds": seconds}
-
-    return router

@@ -87,7 +87,8 @@ def load_bundle(settings: Settings) -> Loaded:
     for task in model.tasks:
         model.predict([warm], task=task)
     options = bundle.recipe.router.model_dump(mode="json")
-    router = {**options, "kind": settings.router or bundle.router_kind, "voters": model.voters}
+    in_force = {"kind": settings.router or bundle.router_kind, "top_k": model.top_k, "voters": model.voters}
+    router = {**options, **in_force}
     return Loaded(model, inspect_bundle(bundle), router, _examples(settings.examples, model), time.time())
 
 

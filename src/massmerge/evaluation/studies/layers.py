@@ -16,7 +16,7 @@ from massmerge.evaluation.studies.study import Finding, Study, Verdict
 from massmerge.evaluation.summary import percent
 from massmerge.routing import FirstPass, Site, Voter
 from massmerge.routing.first_pass import Token
-from massmerge.runtime import site_router
+from massmerge.voters import site_router
 
 _WORDS = {"A": "what attention reads", "O": "what attention's output layer reads",
           "M": "what the MLP reads", "D": "what the MLP's output layer reads"}  # fmt: skip

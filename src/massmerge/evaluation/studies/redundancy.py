@@ -16,7 +16,7 @@ from massmerge.evaluation.studies.study import Finding, Study, Verdict
 from massmerge.evaluation.summary import percent
 from massmerge.recipe import Redundancy
 from massmerge.routing import FirstPass, Voter
-from massmerge.runtime import site_router
+from massmerge.voters import site_router
 
 Metric = Literal["cosine", "angles"]
 METRICS: tuple[Metric, ...] = ("cosine", "angles")

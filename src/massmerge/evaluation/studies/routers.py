@@ -25,7 +25,7 @@ from massmerge.evaluation.summary import percent
 from massmerge.recipe import Redundancy
 from massmerge.routing import FirstPass, Voter
 from massmerge.routing.projection import Score
-from massmerge.runtime import fitted_router, site_router
+from massmerge.voters import fitted_router, site_router
 
 SUPPORT = 16  # inputs of each task that routers with data are fitted on, as by `mass calibrate`
 _PAPER_DEPTH = 0.8
