@@ -1,11 +1,15 @@
 """Unclear images are answered by several tasks, against asking each of them by name."""
 
+import re
+
 import pytest
 import torch
 
 import massmerge
 from massmerge.answers import Prediction, Routing
 from massmerge.candidates import settle, spread
+from massmerge.cli.explain import describe
+from massmerge.explanation import explain
 from models import family_bundle, with_options
 
 IMAGES = list(torch.randn(12, 3, 32, 32, generator=torch.Generator().manual_seed(2)))
@@ -89,6 +93,14 @@ def test_a_decision_for_a_batch_a_set_and_an_abstention_have_no_candidates(loade
     one = Routing({"a": 1.0, "b": 2.0}, {}, [], "M0.cls", margin=0.0)
     two = Routing({"a": 1.0, "b": 2.0}, {}, ["a", "b"], "M0.cls", margin=0.0)
     assert spread([one, two], 1.0, 3) == [(0, one), (1, two)]
+
+
+def test_an_explanation_says_that_several_tasks_answered(loaded):
+    model = loaded(unsure=9.0)
+    text = describe(explain(model, images_of(model)[0]))
+    assert re.search(
+        r"unclear, so several tasks answered; how sure their heads are: (\w+ 0\.\d\d(, )?){3}$", text, re.M
+    )
 
 
 def test_a_head_that_gives_a_number_has_no_confidence():

@@ -190,7 +190,10 @@ class Model(Routed):
         return generator.stream(row, routings[0], groups[0][0] if groups else None)
 
     def route(self, inputs: Any, *, task: str | Sequence[str] | None = None, batch_size: int = 32) -> list[Routing]:
-        """Only the first half: residual, weight and selected set of each input."""
+        """Only the first half: residual, weight and selected set of each input.
+
+        An unclear image is decided by the heads of several candidates in `predict`, which are not asked here.
+        """
         allowed = self._allowed(task)
         routings: list[Routing] = []
         for rows in self._readable(several(inputs), batch_size):

@@ -65,6 +65,9 @@ def describe(found: Explanation) -> str:
         evidence.append(f"the best task holds {routing.lift:.2f} times what a random subspace of its size would")
     if routing.agreement is not None:
         evidence.append(f"agreement of the voters: {routing.agreement:.0%}")
+    if routing.confidences:
+        asked = ", ".join(f"{task} {sure:.2f}" for task, sure in routing.confidences.items())
+        evidence.append(f"unclear, so several tasks answered; how sure their heads are: {asked}")
     parts.append("\n".join(evidence))
     if found.heads:
         labels = [
