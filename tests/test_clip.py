@@ -91,6 +91,17 @@ def test_a_tower_is_exported_with_its_projection(towers, tmp_path):
     assert export_bundle(towers / "out", tmp_path / "peft", "peft", ["cars"]).parts[0].difference < 1e-4
 
 
+@pytest.mark.parametrize("towers", ["clip"], indirect=True)
+def test_an_onnx_file_of_a_tower_answers_with_the_logits_of_its_texts(towers, tmp_path):
+    import onnxruntime
+
+    part = export_bundle(towers / "out", tmp_path / "out", "onnx", ["pets"]).parts[0]
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx", providers=["CPUExecutionProvider"])
+    found = session.run(["logits"], {name: tensor.numpy() for name, tensor in pixels().items()})[0]
+    assert torch.allclose(torch.from_numpy(found), naive_logits(towers, "pets"), atol=2e-3)
+    assert part.head == "inside" and json.loads((tmp_path / "out" / "labels.json").read_text()) == CLASSES
+
+
 def test_a_head_file_is_the_head_that_a_merge_makes(towers, tmp_path):
     (tmp_path / "classes.txt").write_text("\n".join(CLASSES))
     options = [part for template in TEMPLATES for part in ("--template", template)]

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers as tf
 from click.testing import CliRunner
+from peft import PeftModel
 
 import massmerge
 from massmerge import InputError
@@ -173,6 +174,25 @@ def test_an_adapter_of_an_untied_decoder_writes_with_the_bases_own_head(tmp_path
     export_bundle(tmp_path / "bundle", tmp_path / "plain", "hf", ["b"])
     plain = tf.LlamaForCausalLM.from_pretrained(tmp_path / "plain").eval()
     assert [dense_tokens(plain, row) for row in prompts("llama")] == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_on_the_bundles_base_writes_as_a_dense_checkpoint(bundles, tmp_path, kind):
+    export_bundle(bundles(kind), tmp_path / "out", "peft", ["b"])
+    base = CLASSES[kind.partition(" ")[0]].from_pretrained(bundles(kind) / "base")
+    model = PeftModel.from_pretrained(base, tmp_path / "out" / "b").eval()
+    dense = dense_writer(bundles(kind), kind, ["b"])
+    assert [dense_tokens(model, row) for row in prompts(kind)] == [dense_tokens(dense, row) for row in prompts(kind)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_of_a_set_is_a_language_model_that_writes_as_the_set_does(bundles, tmp_path, kind):
+    part = export_bundle(bundles(kind), tmp_path / "out", "hf", ["a", "c"]).parts[0]
+    kept = json.loads((tmp_path / "out" / "config.json").read_text())["architectures"]
+    model = CLASSES[kind.partition(" ")[0]].from_pretrained(tmp_path / "out").eval()
+    dense = dense_writer(bundles(kind), kind, ["a", "c"])
+    assert (part.head, kept) == ("inside", [type(model).__name__])
+    assert [dense_tokens(model, row) for row in prompts(kind)] == [dense_tokens(dense, row) for row in prompts(kind)]
 
 
 def test_the_bases_generation_configuration_is_kept(tmp_path):

@@ -22,45 +22,35 @@ from massmerge.export.sets import (
 
 def write_checkpoint(opened: OpenBundle, positions: tuple[int, ...], folder: Path) -> Part:
     """Write the model of a set, and compare what transformers loads again with the bundle."""
-    task = sole_task(opened, positions)
-    changes = opened.changes(positions)
-    model = set_model(opened, changes, task)
+    tasks = task_names(opened, positions)
+    changes, around = opened.changes(positions), opened.around(tasks)
+    model = set_model(opened, changes, around)
     dtype = getattr(torch, opened.bundle.base_dtype)
     model.to(dtype).save_pretrained(folder)
     copy_processor(opened, folder)
-    head = write_head_beside(opened, task, folder)
+    head = "inside" if around else write_head_beside(opened, tasks, folder)
+    write_labels(opened, tasks, folder)
     inputs = random_inputs(opened.runtime.base)
-    wanted = bundle_output(opened, changes, task, inputs)
+    logits = around is not None
+    wanted = bundle_output(opened, changes, tasks, inputs, logits=logits)
     loaded = type(model).from_pretrained(folder, dtype=torch.float32).eval()
     if getattr(model, "pooler", 0) is None:
         loaded.pooler = None  # neither the base nor the task has one
-    difference = relative_difference(
-        model_output(loaded, opened.runtime.base, inputs, logits=opened.answers(task)), wanted
-    )
-    return Part(set_name(opened, positions), ".", difference, head=head)
+    difference = relative_difference(model_output(loaded, opened.runtime.base, inputs, logits=logits), wanted)
+    return Part(", ".join(tasks), ".", difference, head=head)
 
 
-def sole_task(opened: OpenBundle, positions: tuple[int, ...]) -> str | None:
-    """The task of a set of one, which alone can have its head in the model."""
-    return opened.runtime.tasks[positions[0]] if len(positions) == 1 else None
-
-
-def set_name(opened: OpenBundle, positions: tuple[int, ...]) -> str:
+def task_names(opened: OpenBundle, positions: tuple[int, ...]) -> list[str]:
     """The names of a set's tasks."""
-    return ", ".join(opened.runtime.tasks[i] for i in positions)
+    return [opened.runtime.tasks[i] for i in positions]
 
 
-def write_head_beside(opened: OpenBundle, task: str | None, folder: Path) -> str:
-    """Write labels, and a head that is no part of the model as a folder of its own; tells where the head is."""
-    if task is None:
+def write_head_beside(opened: OpenBundle, tasks: list[str], folder: Path) -> str:
+    """Copy the head of a set of one task, where it is no part of the model, to a folder of its own; tells where it is."""
+    if len(tasks) > 1 or not opened.head_folder(tasks[0]).is_dir():
         return "none"
-    write_labels(opened, task, folder)
-    if opened.shell(task) is not None:
-        return "inside"
-    if opened.head_folder(task).is_dir():
-        shutil.copytree(opened.head_folder(task), folder / "head")
-        return "beside"
-    return "none"
+    shutil.copytree(opened.head_folder(tasks[0]), folder / "head")
+    return "beside"
 
 
 def copy_processor(opened: OpenBundle, folder: Path) -> None:

@@ -14,24 +14,37 @@ import torch
 from torch import Tensor, nn
 
 from massmerge.errors import InputError, MassError
-from massmerge.export.checkpoint import copy_processor, set_name, sole_task, write_head_beside
+from massmerge.export.checkpoint import copy_processor, task_names
 from massmerge.export.parts import Part
-from massmerge.export.sets import OpenBundle, bundle_output, random_inputs, relative_difference, set_model
+from massmerge.export.sets import (
+    Around,
+    OpenBundle,
+    bundle_output,
+    last_state,
+    random_inputs,
+    relative_difference,
+    set_model,
+    write_labels,
+)
+from massmerge.heads.runtime import LinearHead
 
 MODEL = "model.onnx"
 
 
 class _Outputs(nn.Module):
-    """A model as a function from named tensors to one tensor: logits, or the last hidden state."""
+    """A model as a function from named tensors to one tensor: logits, an image's embedding, or the last hidden state."""
 
-    def __init__(self, model: nn.Module, names: list[str], *, logits: bool) -> None:
+    def __init__(self, model: nn.Module, names: list[str], head: Around | LinearHead | None) -> None:
         super().__init__()
-        self.model, self._names, self._logits = model, names, logits
+        self.model, self._names, self._head = model, names, head
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """The model's output for tensors in the order of the names."""
-        output = self.model(**dict(zip(self._names, tensors, strict=True)), return_dict=True)
-        found: Tensor = output.logits if self._logits else output.last_hidden_state
+        inputs = dict(zip(self._names, tensors, strict=True))
+        output = self.model(**inputs, return_dict=True)
+        if isinstance(self._head, LinearHead):
+            return self._head.logits(output, inputs)
+        found: Tensor = output.logits if self._head else last_state(output)
         return found
 
 
@@ -45,27 +58,37 @@ def write_onnx(opened: OpenBundle, positions: tuple[int, ...], folder: Path) -> 
     runtime = _onnxruntime()
     base = opened.runtime.base
     if getattr(base.config, "is_encoder_decoder", False):
-        raise InputError(f"{opened.bundle.path}: an encoder-decoder answers by generating, which one ONNX file cannot.")
-    task = sole_task(opened, positions)
-    changes = opened.changes(positions)
-    logits = opened.answers(task)
-    model = set_model(opened, changes, task if logits else None)
+        raise InputError(
+            f"{opened.bundle.path}: an encoder-decoder answers by generating, which one ONNX file cannot. Use --to hf."
+        )
+    tasks = task_names(opened, positions)
+    changes, around = opened.changes(positions), opened.around(tasks)
+    linear = opened.linear(tasks)
+    model = set_model(opened, changes, around)
     if getattr(model.config, "pad_token_id", 0) is None:
         model.config.pad_token_id = -1  # heads of the last token refuse batches without one
     inputs = random_inputs(base)
     folder.mkdir()
-    outputs = _Outputs(model, list(inputs), logits=logits)
-    _export(outputs, inputs, folder / MODEL, "logits" if logits else "hidden_state")
+    _export(
+        _Outputs(model, list(inputs), around or linear), inputs, folder / MODEL, _output_name(base, around or linear)
+    )
     copy_processor(opened, folder)
-    head = write_head_beside(opened, task, folder)
+    write_labels(opened, tasks, folder)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     # Another number of inputs, and of tokens, than it was exported with.
     others = {k: v[:, :5] if "input_ids" in inputs else v for k, v in random_inputs(base, 3).items()}
     session = runtime.InferenceSession(str(folder / MODEL), providers=["CPUExecutionProvider"])
     found = session.run(None, {name: tensor.numpy() for name, tensor in others.items()})[0]
-    difference = relative_difference(torch.from_numpy(found), bundle_output(opened, changes, task, others))
-    return Part(set_name(opened, positions), ".", difference, head=head)
+    wanted = bundle_output(opened, changes, tasks, others, logits=bool(around or linear))
+    head = "inside" if around or linear else "none"
+    return Part(", ".join(tasks), ".", relative_difference(torch.from_numpy(found), wanted), head=head)
+
+
+def _output_name(base: nn.Module, head: Around | LinearHead | None) -> str:
+    """What the tensor that comes out is called."""
+    states = "image_embeds" if hasattr(base, "visual_projection") else "hidden_state"
+    return "logits" if head else states
 
 
 def _onnxruntime() -> Any:

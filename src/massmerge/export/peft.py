@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from massmerge.bundle import BASE_WEIGHTS, Bundle
 from massmerge.checkpoints.adapters import ADAPTER_CONFIG
 from massmerge.checkpoints.skeleton import Skeleton
 from massmerge.errors import InputError
+from massmerge.export.checkpoint import write_head_beside
 from massmerge.export.layout import Adapters, Layout, make_layout
 from massmerge.export.parts import Part
 from massmerge.export.sets import (
@@ -33,7 +33,7 @@ from massmerge.export.sets import (
     write_labels,
 )
 from massmerge.subspace.updates import SetChanges
-from massmerge.tensorfile import read_header, write_tensors
+from massmerge.tensorfile import write_tensors
 
 _WRAPPED = "base_model.model."
 WEIGHTS = "adapter_model.safetensors"
@@ -48,8 +48,10 @@ def write_adapter(opened: OpenBundle, position: int, folder: Path, adapters: Ada
     peft = _peft()
     task = opened.runtime.tasks[position]
     changes = opened.changes((position,))
-    model = set_model(opened, None, task)  # the base's values, with the task's head
-    state, own_head, left_out = _state(opened, model, changes, task)
+    around = opened.around([task])
+    own_head = list(around.tensors) if around else []
+    model = set_model(opened, None, around)  # the base's values, with the task's head
+    state, left_out = _state(opened, model, changes)
     layout = make_layout(model, state.factored, state.whole, own_head, adapters)
     left_out += layout.left_out
     if not layout.lora:
@@ -61,27 +63,24 @@ def write_adapter(opened: OpenBundle, position: int, folder: Path, adapters: Ada
     write_tensors(folder / WEIGHTS, {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()})
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
-    write_labels(opened, task, folder)
-    head = "inside" if own_head and adapters != "lora" else "none"
-    if head == "none" and opened.head_folder(task).is_dir():
-        shutil.copytree(opened.head_folder(task), folder / "head")
-        head = "beside"
-    difference = _difference(peft, opened, model, changes, task, folder)
+    write_labels(opened, [task], folder)
+    head = "inside" if around and (adapters != "lora" or not own_head) else write_head_beside(opened, [task], folder)
+    difference = _difference(peft, opened, model, changes, folder, logits=around is not None)
     shares = _shares(opened, changes, [name.removeprefix(state.prefix) for name in left_out])
     return Part(task, folder.name, difference, max(state.ranks.values(), default=0), shares, head)
 
 
 def _difference(
-    peft: Any, opened: OpenBundle, model: PreTrainedModel, changes: SetChanges, task: str, folder: Path
+    peft: Any, opened: OpenBundle, model: PreTrainedModel, changes: SetChanges, folder: Path, *, logits: bool
 ) -> float:
-    """How far what PEFT makes of the adapter is from the bundle."""
+    """How far what PEFT makes of the adapter, in the folder of its task's name, is from the bundle."""
     base = opened.runtime.base
     inputs = random_inputs(base)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT warns of tied weights, which the comparison is about
         loaded = peft.PeftModel.from_pretrained(model, folder).eval()
-    found = model_output(loaded, base, inputs, logits=opened.answers(task))
-    return relative_difference(found, bundle_output(opened, changes, task, inputs))
+    found = model_output(loaded, base, inputs, logits=logits)
+    return relative_difference(found, bundle_output(opened, changes, [folder.name], inputs, logits=logits))
 
 
 def _peft() -> Any:
@@ -108,30 +107,33 @@ class _State:
         return {name.rpartition(".")[0]: len(s) for name, (_, s, _) in self.factored.items()}
 
 
-def _state(
-    opened: OpenBundle, model: PreTrainedModel, changes: SetChanges, task: str
-) -> tuple[_State, list[str], list[str]]:
-    """The task's tensors, names of its head's, and names of those that the task's model does not have."""
-    base = opened.runtime.base
+def _state(opened: OpenBundle, model: PreTrainedModel, changes: SetChanges) -> tuple[_State, list[str]]:
+    """The task's tensors, and the names of those that the task's model does not have."""
+    base, skeleton = opened.runtime.base, Skeleton(model)
     state = _State(backbone_prefix(model, base))
-    values = {f"{state.prefix}{name}": value for name, value in changed_state(base, changes).items()}
-    state.values = {**model.state_dict(), **values}
+    state.values = dict(model.state_dict())
+    values = changed_state(base, changes)
     missing: list[str] = []
-    known = set(model.state_dict())
     for slot in Skeleton(base).slots.values():
         change = changes.change(slot.name)
         if change.update is None and change.value is None:
             continue
-        names = [f"{state.prefix}{name}" for name in (slot.name, *slot.aliases)]
-        missing += [name for name in names[:1] if not known.intersection(names)]
-        for name in known.intersection(names):
-            if change.update is not None:
-                state.factored[name] = (change.update.us[0], change.update.core, change.update.vs[0])
-            else:
-                state.whole.add(name)
-    shell = opened.shell(task)
-    head = [] if shell is None else [n for n in read_header(shell / "model.safetensors") if n in known]
-    return state, head, missing
+        names = _tied_names(skeleton, [f"{state.prefix}{name}" for name in (slot.name, *slot.aliases)])
+        if not names:
+            missing.append(f"{state.prefix}{slot.name}")
+        state.values |= dict.fromkeys(names, values[slot.name])
+        if change.update is not None:
+            triple = (change.update.us[0], change.update.core, change.update.vs[0])
+            state.factored |= dict.fromkeys(names, triple)
+        else:
+            state.whole |= names
+    return state, missing
+
+
+def _tied_names(skeleton: Skeleton, names: list[str]) -> set[str]:
+    """Of these names those that the task's model has, with all that are tied to them there: output layers, for one."""
+    slots = [skeleton.slots[skeleton.canonical[name]] for name in names if name in skeleton.canonical]
+    return {name for slot in slots for name in (slot.name, *slot.aliases)}
 
 
 def _tensors(model: PreTrainedModel, layout: Layout, state: _State, adapters: Adapters) -> dict[str, Tensor]:

@@ -6,27 +6,36 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from massmerge.bundle import Bundle
-from massmerge.checkpoints.backbone import HARMLESS
-from massmerge.checkpoints.skeleton import Skeleton, build
+from massmerge.checkpoints.backbone import HARMLESS, language_class
+from massmerge.checkpoints.skeleton import Skeleton, build, untie_output
 from massmerge.errors import InputError
-from massmerge.heads.runtime import ShellHead
+from massmerge.heads.language import LanguageShell
+from massmerge.heads.runtime import LinearHead, ShellHead
 from massmerge.routing.sites import probe_inputs
 from massmerge.runtime import Runtime, load_runtime, with_decoder_start
 from massmerge.subspace.install import dense_value
-from massmerge.subspace.segments import Segment, Segments
+from massmerge.subspace.segments import Segment, Segments, running
 from massmerge.subspace.updates import SetChanges
-from massmerge.tensorfile import read_header, read_tensor
+from massmerge.tensorfile import TensorInfo, read_header, read_tensor
 from massmerge.trees import shared_copy
 
 TOLERANCE = 1e-4
 """How far outputs may be from the bundle's, as a share of the largest."""
+
+
+class Around(NamedTuple):
+    """What is put around the backbone to answer: a class of transformers, and the tensors that the backbone lacks."""
+
+    config: PretrainedConfig
+    name: str
+    tensors: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -68,59 +77,67 @@ class OpenBundle:
             )
         return self.runtime.changes(positions)
 
-    def shell(self, task: str) -> Path | None:
-        """The folder of a task's head, if that is a model class of transformers and not a linear layer.
+    def around(self, tasks: Sequence[str]) -> Around | None:
+        """The head of a set where that is a class of transformers: the classifier of one task, or a language model.
 
-        A task that writes with the base's own language head has that one.
+        Like all tensors without factors, the output layers of tasks that write are the mean over the set.
         """
-        folder = self.head_folder(task)
-        folder = folder if folder.is_dir() else self.bundle.path / "base" / "head"
-        return folder if (folder / "config.json").is_file() else None
+        base = self.runtime.base
+        if len(tasks) == 1 and isinstance(self.runtime.heads.get(tasks[0]), ShellHead):
+            folder = self.head_folder(tasks[0])
+            config = task_config(folder, base.config)
+            header = read_header(folder / "model.safetensors")
+            return Around(config, config.architectures[0], {n: read_tensor(i).float() for n, i in header.items()})
+        name = language_class(base.config)
+        if name is None or any(task in self.runtime.labels for task in tasks):
+            return None
+        shell = LanguageShell(base)
+        found = shell.stored(self.bundle.path, tasks)
+        return Around(base.config, name, found) if found.keys() >= set(shell.own) else None
 
-    def answers(self, task: str | None) -> bool:
-        """Whether the model of a set gives the logits of a task's labels, and not hidden states or words."""
-        return task is not None and isinstance(self.runtime.heads.get(task), ShellHead)
+    def linear(self, tasks: Sequence[str]) -> LinearHead | None:
+        """The head of a set of one task where that is a linear layer."""
+        head = self.runtime.heads.get(tasks[0]) if len(tasks) == 1 else None
+        return head if isinstance(head, LinearHead) else None
 
     def head_folder(self, task: str) -> Path:
         """The folder of a task's head."""
         return self.bundle.path / "tasks" / task / "head"
 
 
-def set_model(opened: OpenBundle, changes: SetChanges | None, task: str | None) -> PreTrainedModel:
+def set_model(opened: OpenBundle, changes: SetChanges | None, around: Around | None) -> PreTrainedModel:
     """A plain model of transformers with what a set changes.
 
     Args:
         opened: the bundle.
         changes: the set's; none for the base's own values.
-        task: whose head it has; none for the backbone alone, as for a task whose head is no model class.
+        around: the set's head; none for the backbone alone.
     """
     base = opened.runtime.base
     state = dict(base.state_dict()) if changes is None else changed_state(base, changes)
-    folder = None if task is None else opened.shell(task)
-    if folder is None:
+    if around is None:
         model = shared_copy(base)
         model.load_state_dict(state, strict=False, assign=True)
         return model.eval()
-    config = task_config(folder, base.config)
-    skeleton = build(config, config.architectures[0])
+    skeleton = build(around.config, around.name)
     prefix = skeleton.submodule(type(base)) or ""
-    head = {name: read_tensor(info).float() for name, info in read_header(folder / "model.safetensors").items()}
-    model = type(skeleton.model)(config).eval()
-    given = {f"{prefix}{name}": value for name, value in state.items()} | head
+    given = {f"{prefix}{name}": value for name, value in state.items()} | around.tensors
+    model = type(skeleton.model)(around.config).eval()
+    untie_output(Skeleton(model), {name: TensorInfo(tuple(value.shape), value.dtype) for name, value in given.items()})
     # Copies: what is tied in the class stays tied.
     missing = set(model.load_state_dict(given, strict=False).missing_keys) - set(_tied(model))
     if missing:
-        raise InputError(f"{opened.bundle.path}: a {skeleton.class_name} also has {', '.join(sorted(missing))}.")
+        raise InputError(f"{opened.bundle.path}: a {around.name} also has {', '.join(sorted(missing))}.")
     return model
 
 
 def changed_state(base: PreTrainedModel, changes: SetChanges) -> dict[str, Tensor]:
     """The base's tensors as a set has them, under each of their names."""
     skeleton, state = Skeleton(base), dict(base.state_dict())
-    for name, value in state.items():
-        changed = dense_value(changes, skeleton.slots[skeleton.canonical[name]], value)
+    for slot in skeleton.slots.values():
+        changed = dense_value(changes, slot, state[slot.name])
         if changed is not None:
-            state[name] = changed
+            state |= dict.fromkeys((slot.name, *slot.aliases), changed)
     return state
 
 
@@ -158,37 +175,40 @@ def random_inputs(base: PreTrainedModel, count: int = 2) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def bundle_output(opened: OpenBundle, changes: SetChanges, task: str | None, inputs: dict[str, Tensor]) -> Tensor:
-    """What the bundle's second pass gives: the logits of the task's head, or the last hidden state."""
+@torch.inference_mode()
+def bundle_output(
+    opened: OpenBundle, changes: SetChanges, tasks: Sequence[str], inputs: dict[str, Tensor], *, logits: bool
+) -> Tensor:
+    """What the bundle's second pass gives: the logits of the set's head, or the last hidden state."""
     runtime = opened.runtime
-    head = None if task is None else runtime.heads.get(task)
+    head = runtime.heads.get(tasks[0]) if logits else None
     shell = head if isinstance(head, ShellHead) else None
     call = shell.backbone_call(inputs, runtime.base) if shell else with_decoder_start(inputs, runtime.base)
     count = next(iter(inputs.values())).shape[0]
-    output = runtime.second_pass(call, Segments((Segment(changes, 0, count),), count))
-    return shell(output, inputs) if shell else _last_state(output)
+    segments = Segments((Segment(changes, 0, count),), count)
+    if logits and head is None:
+        with running(segments):
+            written: Tensor = runtime.language_models.of(changes)(**call).logits
+        return written.float()
+    output = runtime.second_pass(call, segments)
+    return head(output, inputs) if head else last_state(output)
 
 
 @torch.inference_mode()
 def model_output(model: Any, base: PreTrainedModel, inputs: dict[str, Tensor], *, logits: bool) -> Tensor:
     """What a plain model, or one that PEFT wraps, gives for the same inputs: logits, or the last hidden state."""
     rows = []
-    for i in range(
-        next(iter(inputs.values())).shape[0]
-    ):  # one by one: without a padding token some heads refuse batches
-        row = with_decoder_start({name: tensor[i : i + 1] for name, tensor in inputs.items()}, base)
-        output = model(**row, output_hidden_states=not logits)
-        rows.append(output.logits if logits else _last_state(output))
+    count = next(iter(inputs.values())).shape[0]
+    for i in range(count):  # one by one: without a padding token some heads refuse batches
+        output = model(**with_decoder_start({name: tensor[i : i + 1] for name, tensor in inputs.items()}, base))
+        rows.append(output.logits if logits else last_state(output))
     return torch.cat(rows).float()
 
 
-def _last_state(output: Any) -> Tensor:
-    """What the backbone comes to: an image's embedding, or hidden states; models that generate tell these among all."""
-    found = getattr(output, "image_embeds", None)
-    found = getattr(output, "last_hidden_state", None) if found is None else found
-    if found is None:
-        found = (getattr(output, "decoder_hidden_states", None) or output.hidden_states)[-1]
-    assert isinstance(found, Tensor)
+def last_state(output: Any) -> Tensor:
+    """What the backbone comes to: an image's embedding, or hidden states."""
+    embedding = getattr(output, "image_embeds", None)
+    found: Tensor = output.last_hidden_state if embedding is None else embedding
     return found
 
 
@@ -199,8 +219,8 @@ def relative_difference(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-12))
 
 
-def write_labels(opened: OpenBundle, task: str, folder: Path) -> None:
-    """The label names of a task beside what was exported of it."""
-    labels = opened.runtime.labels.get(task)
+def write_labels(opened: OpenBundle, tasks: Sequence[str], folder: Path) -> None:
+    """The label names of a set of one task beside what was exported of it."""
+    labels = opened.runtime.labels.get(tasks[0]) if len(tasks) == 1 else None
     if labels is not None:
         (folder / "labels.json").write_text(json.dumps(list(labels), ensure_ascii=False) + "\n", encoding="utf-8")
