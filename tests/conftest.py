@@ -1,4 +1,4 @@
-"""Settings for every test: no network, one seed, quiet libraries."""
+"""Settings for every test: no network, one seed, quiet libraries, one folder for what is made once."""
 
 import os
 
@@ -22,3 +22,9 @@ torch.set_num_threads(1)  # tests run in parallel processes
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory):
+    """The folder of bundles that are made once a run (`text_bundle(root)` and the like)."""
+    return tmp_path_factory.getbasetemp()

@@ -23,11 +23,6 @@ INPUTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.getbasetemp()
-
-
 @pytest.fixture
 def bundle(root, tmp_path):
     """A bundle of its own that may be changed."""

@@ -25,11 +25,6 @@ tasks:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.getbasetemp()
-
-
-@pytest.fixture(scope="module")
 def bundle(root):
     return str(text_bundle(root))
 

@@ -14,11 +14,6 @@ from models import image_bundle, text_bundle, with_options
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.getbasetemp()
-
-
-@pytest.fixture(scope="module")
 def text(root):
     return text_bundle(root)
 

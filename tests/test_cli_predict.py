@@ -21,11 +21,6 @@ COLUMNS = ["input", "task", "label", "score", "weight", "runner_up", "error"]
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.getbasetemp()
-
-
-@pytest.fixture(scope="module")
 def text(root):
     return str(text_bundle(root))
 

@@ -28,11 +28,6 @@ LABELS = {"a": ("x", "y"), "b": ("x", "y", "z"), "c": ("x",)}
 WORDS = "free win prize call meeting report goal team match vote law party cell gene star film song bad good sad"
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.getbasetemp()
-
-
 class Spied:
     """A model whose answers are known; it notes how it was asked."""
 

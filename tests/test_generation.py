@@ -261,14 +261,14 @@ def test_an_explanation_of_a_text_shows_how_its_prompt_was_routed(writing, tmp_p
 # Bad input
 
 
-def test_an_encoder_generates_nothing(tmp_path_factory):
-    model = massmerge.load(text_bundle(tmp_path_factory.getbasetemp()))
+def test_an_encoder_generates_nothing(root):
+    model = massmerge.load(text_bundle(root))
     with pytest.raises(InputError, match="a BertModel generates no text"):
         model.generate("win a prize")
 
 
-def test_a_classifier_on_a_decoder_generates_nothing(tmp_path_factory):
-    model = massmerge.load(family_bundle(tmp_path_factory.getbasetemp(), "gpt2"))
+def test_a_classifier_on_a_decoder_generates_nothing(root):
+    model = massmerge.load(family_bundle(root, "gpt2"))
     with pytest.raises(InputError, match="a, b, c: answers with labels, not with text"):
         model.generate(prompts("gpt2"))
 

@@ -17,11 +17,6 @@ from models import FAMILIES, family_bundle, image_bundle, text_bundle
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.getbasetemp()
-
-
-@pytest.fixture(scope="module")
 def text(root):
     return massmerge.load(text_bundle(root))
 

@@ -36,11 +36,6 @@ TEXTS = ["win a free prize now", "the team won the match", "a sad song", "vote o
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.getbasetemp()
-
-
-@pytest.fixture(scope="module")
 def bert(root):
     return massmerge.load(family_bundle(root, "bert"))
 

@@ -54,8 +54,8 @@ def test_a_child_process_makes_threads_of_its_own(two_threads):
 
 
 @pytest.mark.parametrize("name", list(FAMILIES))
-def test_features_of_a_divided_batch_are_those_of_an_undivided_one(tmp_path_factory, name, two_threads, monkeypatch):
-    model = massmerge.load(family_bundle(tmp_path_factory.getbasetemp(), name))
+def test_features_of_a_divided_batch_are_those_of_an_undivided_one(root, name, two_threads, monkeypatch):
+    model = massmerge.load(family_bundle(root, name))
     rows = rows_of(FAMILIES[name].make_inputs(21))
     divided = model.embed(rows)
     monkeypatch.setattr(parallel, "_LEAST", 1000)

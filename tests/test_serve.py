@@ -26,11 +26,6 @@ TEXTS = ["win a free prize now", "the team scored a late goal", "vote on the law
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.getbasetemp()
-
-
-@pytest.fixture(scope="module")
 def text(root):
     examples = root / "examples.txt"
     examples.write_text("\n".join(TEXTS))

@@ -16,11 +16,6 @@ from naive import tsv_merge
 CLASSIFIERS = [name for name in FAMILIES if name not in ("t5", "clip")]
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.getbasetemp()
-
-
 def shell_of(root, name, task="b"):
     bundle = family_bundle(root, name)
     base = AutoModel.from_pretrained(bundle / "base").eval()

@@ -152,8 +152,8 @@ def test_an_unknown_site_is_refused_with_those_there_are(sites):
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    return family_bundle(tmp_path_factory.getbasetemp(), "bert")
+def bundle(root):
+    return family_bundle(root, "bert")
 
 
 def test_inspect_lists_the_sites_and_which_of_them_vote(bundle):

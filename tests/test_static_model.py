@@ -103,9 +103,9 @@ def test_one_merged_model_weighs_what_the_base_weighs_and_emr_more(average, apar
     assert 2 * base + 2 * base / 32 < apart.nbytes < 2 * base + 3 * base / 32 + 10_000
 
 
-def test_a_bundle_and_a_damaged_merge_are_refused(folder, average, tmp_path_factory):
+def test_a_bundle_and_a_damaged_merge_are_refused(folder, average, root):
     with pytest.raises(InputError, match=r"a bundle. Load it with massmerge.load"):
-        StaticModel(text_bundle(tmp_path_factory.getbasetemp()))
+        StaticModel(text_bundle(root))
     path = average.path / "heads" / "mood" / "labels.json"
     kept = path.read_text()
     path.write_text('["happy", "negative"]')

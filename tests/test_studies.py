@@ -21,11 +21,6 @@ from study_suite import study_bundle, write_study_suite
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.getbasetemp()
-
-
-@pytest.fixture(scope="module")
 def bundle(root):
     return study_bundle(root)
 

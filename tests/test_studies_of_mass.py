@@ -28,11 +28,6 @@ OWN = ("layers", "routers", "redundancy", "sweep", "ablation", "batch")
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.getbasetemp()
-
-
-@pytest.fixture(scope="module")
 def bundle(root):
     return study_bundle(root)
 

@@ -22,8 +22,8 @@ from study_suite import study_bundle, write_study_suite
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    return study_bundle(tmp_path_factory.getbasetemp())
+def bundle(root):
+    return study_bundle(root)
 
 
 @pytest.fixture(scope="module")

@@ -211,11 +211,6 @@ def test_an_embedding_adds_to_each_segment_the_update_of_its_set():
 # A whole backbone
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.getbasetemp()
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_dense_copy_of_the_backbone_is_made(root, name):
     model = massmerge.load(family_bundle(root, name))

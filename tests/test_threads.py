@@ -11,11 +11,6 @@ from models import FAMILIES, family_bundle, rows_of, text_bundle, with_options
 TEXTS = [f"{a} {b} {c}" for a in ("win", "sad", "vote") for b in ("free", "team", "film") for c in ("now", "law")]
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.getbasetemp()
-
-
 def answers(model, items, **options):
     return [(p.task, p.label, p.routing.selected, round(p.score, 4)) for p in model.predict(items, **options)]
 
