@@ -12,6 +12,9 @@ import torch
 from hypothesis import settings
 from transformers.utils import logging
 
+import massmerge
+from models import family_bundle
+
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 logging.set_verbosity_error()
@@ -28,3 +31,9 @@ def _seed():
 def root(tmp_path_factory):
     """The folder of bundles that are made once a run (`text_bundle(root)` and the like)."""
     return tmp_path_factory.getbasetemp()
+
+
+@pytest.fixture(scope="session")
+def bert(root):
+    """A loaded bundle of three tasks of a tiny BERT."""
+    return massmerge.load(family_bundle(root, "bert"))
