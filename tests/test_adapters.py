@@ -75,6 +75,7 @@ CASES = {
     "embeddings": {"target_modules": ["word_embeddings", "query"], "task_type": "SEQ_CLS"},
     "biases of the model": {"target_modules": ["query"], "bias": "all", "task_type": "SEQ_CLS"},
     "biases of the updated layers": {"target_modules": ["query"], "bias": "lora_only", "task_type": "SEQ_CLS"},
+    "biases of the update": {"target_modules": ["query", "dense"], "lora_bias": True, "use_rslora": True},
     "classifier by hand": {"target_modules": ["query"], "modules_to_save": ["classifier"]},
     "pooler saved whole": {"target_modules": ["query"], "modules_to_save": ["classifier", "pooler"]},
     "no head": {"target_modules": ["query"]},
@@ -239,9 +240,8 @@ def refusal(folder):
         ({"use_dora": True}, "DoRA"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights: pissa"),
         ({"init_lora_weights": "olora"}, "init_lora_weights: olora"),
-        ({"lora_bias": True}, "lora_bias"),
     ],
-    ids=["DoRA", "PiSSA", "OLoRA", "bias of the update"],
+    ids=["DoRA", "PiSSA", "OLoRA"],
 )
 def test_other_kinds_of_lora_are_refused_by_name(tmp_path, options, kind):
     write_adapter(tmp_path, target_modules=["query"], **options)
@@ -301,6 +301,18 @@ def test_an_adapter_that_saved_other_embeddings_than_the_base_s_is_refused(tmp_p
         InputError, match=r"expert: made for another base: it updates embed_tokens\.weight, whose values"
     ):
         expert.read("embed_tokens.weight")
+
+
+def test_a_bias_of_the_update_for_a_layer_without_one_must_be_nothing(tmp_path):
+    base = FAMILIES["llama"].make_base()
+    base.save_pretrained(tmp_path / "base")
+    wrapped = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"], lora_bias=True))
+    wrapped.save_pretrained(tmp_path / "expert")
+    assert {n for n in open_pair(tmp_path)[1].names() if n.endswith("bias")} == set()
+    trained(wrapped, 0).save_pretrained(tmp_path / "expert")
+    expert = open_pair(tmp_path)[1]
+    with pytest.raises(InputError, match=r"adds a bias to layers.0.self_attn.q_proj.weight, whose layer has none"):
+        expert.read("layers.0.self_attn.q_proj.weight")
 
 
 def test_two_updates_of_one_tied_tensor_are_refused_and_none_is_dropped(tmp_path):

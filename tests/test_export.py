@@ -125,10 +125,11 @@ def test_ranks_that_differ_are_told_by_module(root, tmp_path):
     assert len(ranks) == len(config["target_modules"])
 
 
-def test_an_adapter_is_read_again_as_an_expert(bert, adapters, tmp_path):
+@pytest.mark.parametrize("form", ["together", "alone"])
+def test_an_adapter_is_read_again_as_an_expert(bert, adapters, tmp_path, form):
     from massmerge import Recipe, load, merge
 
-    folder = adapters[0] / "alone"
+    folder = adapters[0] / form
     tasks = [{"name": t, "expert": str(folder / t)} for t in "ab"]
     merge(Recipe.model_validate({"base": str(bert / "base"), "tasks": tasks, "merge": {"rank": 8}}), tmp_path / "again")
     inputs = [{k: v[0] for k, v in FAMILIES["bert"].make_inputs(1).items()}]

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from massmerge.tensorfile import TensorInfo
 ADAPTER_CONFIG = "adapter_config.json"
 # Options under which the update is not `base + scale · B A`, or the base's own weights were changed.
 _OTHER_KINDS = (
-    "use_dora", "use_qalora", "use_bdlora", "lora_bias", "layer_replication", "target_parameters", "megatron_config",
+    "use_dora", "use_qalora", "use_bdlora", "layer_replication", "target_parameters", "megatron_config",
     "trainable_token_indices", "alora_invocation_tokens", "arrow_config", "kasa_config", "monteclora_config",
 )  # fmt: skip
 # These start from a base whose weights were replaced by what the adapter leaves over.
@@ -37,6 +38,8 @@ class LoraPair:
     a: str
     scale: float
     embedding: bool = False
+    bias: str | None = None
+    """What is added to the layer's bias, times the same factor (`lora_bias`)."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class AdapterExpert:
 
     def names(self) -> set[str]:
         """The tensors that the adapter updates or replaces."""
-        return set(self.pairs) | set(self.whole)
+        return set(self.pairs) | set(self.whole) | set(self._biases)
 
     def rank_limit(self, name: str) -> int | None:
         """The adapter's rank at that tensor."""
@@ -62,7 +65,9 @@ class AdapterExpert:
         return None if pair is None else min(self.store.infos[pair.a].shape[0], *_matrix(self.base.slots[name]))
 
     def read(self, name: str) -> Tensor | LowRank:
-        """The two matrices, or the tensor that the adapter saved whole."""
+        """The two matrices, the tensor that the adapter saved whole, or a bias with what is added to it."""
+        if name in self._biases:
+            return self.base.read(name).float() + self._added(self._biases[name])
         saved = self.whole[name].read(self.store, self.skeleton.config) if name in self.whole else None
         if name not in self.pairs:
             assert saved is not None, f"the adapter does not touch {name}"
@@ -70,10 +75,24 @@ class AdapterExpert:
         if saved is not None:
             self._refuse_other_values(name, saved)
         pair = self.pairs[name]
+        if pair.bias is not None and _bias_of(name) not in self.base.slots and self._added(pair).any():
+            raise InputError(
+                f"{self.source.text}: adds a bias to {name}, whose layer has none. Train without `lora_bias`."
+            )
         a, b = self.store.read(pair.a).float(), self.store.read(pair.b).float() * pair.scale
         if pair.embedding:  # stored for the transposed weight: A (r, rows), B (columns, r)
             return LowRank(a.mT.contiguous(), b.mT.contiguous())
         return LowRank(b.flatten(1), a.flatten(1))
+
+    @cached_property
+    def _biases(self) -> dict[str, LoraPair]:
+        """The biases that are added to, with the pairs whose layers they are of."""
+        names = {_bias_of(name): pair for name, pair in self.pairs.items() if pair.bias is not None}
+        return {name: pair for name, pair in names.items() if name in self.base.slots}
+
+    def _added(self, pair: LoraPair) -> Tensor:
+        assert pair.bias is not None
+        return self.store.read(pair.bias).float() * pair.scale
 
     def _refuse_other_values(self, name: str, saved: Tensor) -> None:
         """Of updated embeddings peft also saves what they were before the update: that must be the base's."""
@@ -83,6 +102,10 @@ class AdapterExpert:
                 f"{self.source.text}: made for another base: it updates {name}, whose values there are not the base's. "
                 "Give the base that the adapter was trained on."
             )
+
+
+def _bias_of(weight: str) -> str:
+    return weight.removesuffix("weight") + "bias"
 
 
 def _matrix(slot: Slot) -> tuple[int, int]:
@@ -158,7 +181,7 @@ def _plain_name(key: str) -> str:
 
 
 def _lora_part(name: str) -> re.Match[str] | None:
-    return re.fullmatch(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<letter>[AB])(\.weight)?", name)
+    return re.fullmatch(r"(?P<module>.+)\.lora_(embedding_)?(?P<part>[AB]|B\.bias)(\.weight)?", name)
 
 
 def _task_skeleton(
@@ -194,21 +217,22 @@ def _find_pairs(
     found: dict[str, dict[str, str]] = {}
     for key, name in plain.items():
         if part := _lora_part(name):
-            found.setdefault(part["module"], {})[part["letter"]] = key
+            found.setdefault(part["module"], {})[part["part"]] = key
     targets = skeleton.rename(f"{module}.weight" for module in found)
     pairs: dict[str, LoraPair] = {}
     complaints: list[str] = []
     for module, keys in found.items():
         target = skeleton.canonical.get(targets[f"{module}.weight"][0])
         slot = base.slots.get(backbone.get(target or "", ""))
-        if keys.keys() != {"A", "B"}:
+        if not keys.keys() >= {"A", "B"}:
             complaints.append(f"{module}: only one of its two matrices is there")
         elif slot is None or slot.matrix is None:
             complaints.append(f"{module}: not in the base's {base.skeleton.class_name}")
         elif slot.name in pairs:
             complaints.append(f"{module}: tied to another module that the adapter updates too")
         else:
-            pair = LoraPair(keys["B"], keys["A"], _scale(config, module, store, keys["A"]), "embedding_A" in keys["A"])
+            scale = _scale(config, module, store, keys["A"])
+            pair = LoraPair(keys["B"], keys["A"], scale, "embedding_A" in keys["A"], keys.get("B.bias"))
             shape = _update_shape(pair, store)
             if shape == slot.matrix:
                 pairs[slot.name] = pair
