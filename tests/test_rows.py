@@ -1,15 +1,13 @@
 """Inputs as a command line names them: text, standard input, files, folders, tables."""
 
 import io
-import json
 
-import pyarrow
 import pytest
 from PIL import Image
-from pyarrow import parquet
 
 from massmerge import InputError
 from massmerge.rows import read_inputs
+from tables import write_table
 
 
 def items(*given, image=False, **options):
@@ -125,17 +123,6 @@ def test_an_image_file_that_is_missing_or_empty_is_an_error(here):
 
 
 # Tables
-
-
-def write_table(path, rows):
-    if path.suffix == ".parquet":
-        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        mark = "\t" if path.suffix == ".tsv" else ","
-        lines = [list(rows[0]), *(["" if v is None else v for v in row.values()] for row in rows)]
-        path.write_text("".join(mark.join(line) + "\n" for line in lines))
 
 
 KINDS = ["csv", "tsv", "jsonl", "parquet"]
