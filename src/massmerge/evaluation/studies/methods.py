@@ -165,7 +165,7 @@ _WORDS = (
     "takes the head with the largest logit, routed methods choose the head themselves. Task told: the head is that of "
     "the true task, as papers evaluate static merges; routed methods still choose by themselves what is merged, but for the "
     "line `mass, task told`, which is told everything. Size is that of all tensors that answers need, heads apart, as a "
-    "multiple of the base. Time is milliseconds an input on this machine, reading and heads included."
+    "multiple of the base. Time is milliseconds of processor time an input, reading and heads included."
 )
 
 
