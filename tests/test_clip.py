@@ -19,6 +19,7 @@ from massmerge.errors import InputError
 from massmerge.example import write_clip_processor
 from massmerge.export import export_bundle
 from massmerge.heads.text import template_sets
+from massmerge.interpret import interpret
 from models import logits_of, rows_of
 
 TEMPLATES = ["a photo of a {}.", "the {} of my friend."]
@@ -175,6 +176,12 @@ def test_experts_of_that_layout_answer_from_a_bundle(open_clip, task):
     ):
         found = logits_of(prediction)
         assert [found[task, label] for label in HEADS[task]["classes"]] == pytest.approx(row.tolist(), abs=2e-3)
+
+
+def test_experts_of_that_layout_are_decoded_by_the_towers_of_their_base(open_clip):
+    folder = open_clip[0]
+    found = interpret(folder / "out", [*CLASSES, "bus"], tasks=["cars"], top=2, clip=str(folder / "base.pt"))
+    assert len({text.text for text in found[0].texts}) == 2
 
 
 def test_another_kind_of_tower_in_that_layout_is_refused(tmp_path):

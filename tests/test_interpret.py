@@ -143,6 +143,9 @@ def test_the_default_site_is_a_late_one_and_every_task_is_decoded(root):
     found = interpret(bundle, WORDS, top=2, tasks=["spam", "topic"])
     assert {one.task for one in found} == {"spam", "topic"}
     assert {one.site for one in found} == {"M3"}
+    with_adapter = interpret(bundle, WORDS, top=2)  # which leaves the MLPs alone
+    assert [one.task for one in with_adapter] == ["spam", "topic", "mood"]
+    assert {one.site for one in with_adapter} == {"A3"}
 
 
 @pytest.fixture(scope="module")
@@ -177,10 +180,19 @@ def test_an_image_model_without_a_text_tower_is_told_what_it_lacks(root, clip):
         interpret(clip, WORDS, top=2, clip=str(text_bundle(root) / "base"))
 
 
+def test_a_siglip_tower_is_refused_and_a_tower_of_another_kind_takes_no_clip(clip, tmp_path):
+    write_clip(tmp_path, "siglip")
+    massmerge.merge(write_recipe(tmp_path, ["pets"], rank=8), tmp_path / "bundle")
+    with pytest.raises(InputError, match=r"a SiglipVisionModel cannot be decoded: .* CLIP's towers can be"):
+        interpret(tmp_path / "bundle", WORDS, top=2, clip=str(tmp_path / "base"))
+    with pytest.raises(InputError, match=r"a SiglipModel without a visual projection .* bundle's CLIPVisionModel"):
+        interpret(clip, WORDS, top=2, clip=str(tmp_path / "base"))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"top": 10}, "the bank has 9 texts, 10 are to be picked"),
+        ({"top": 10}, "the bank: has 9 texts, 10 are to be picked"),
         ({"top": 0}, "0 are to be picked"),
         ({"tasks": ["x"]}, "no task 'x'"),
         ({"sites": ["M99"]}, "no site 'M99'"),
@@ -202,6 +214,8 @@ def run(*arguments):
 def test_the_command_gives_what_the_function_gives_and_draws_it(root, tmp_path):
     bundle = text_bundle(root)
     (tmp_path / "bank.txt").write_text("\n".join([*WORDS, "", WORDS[0]]) + "\n")
+    small = run(bundle, "--texts", tmp_path / "bank.txt", "--top", 10)
+    assert small.exit_code == 2 and "bank.txt: has 9 texts, 10 are to be picked. Give a larger bank" in small.output
     options = [
         "--texts",
         tmp_path / "bank.txt",

@@ -32,15 +32,20 @@ def interpret(
 
     A text stands high where a task's vectors differ most along it; each text is taken out before the next is picked.
     """
-    from massmerge.interpret.decoding import interpret, read_bank
+    from massmerge.interpret.decoding import BANK, interpret
     from massmerge.interpret.plot import save_plot
 
-    bank = read_bank(Path(texts)) if texts else None
     if plot and Path(plot).suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InputError(f"{plot}: a picture is .png, .svg or .pdf.")
     with counting(quiet or as_json, "batch") as step:
         found = interpret(
-            bundle, bank, tasks=list(tasks) or None, sites=list(sites) or None, top=top, clip=clip, progress=step
+            bundle,
+            texts or BANK,
+            tasks=list(tasks) or None,
+            sites=list(sites) or None,
+            top=top,
+            clip=clip,
+            progress=step,
         )
     if plot:
         try:

@@ -57,7 +57,7 @@ def read_bank(path: Path = BANK) -> list[str]:
 
 def interpret(
     bundle: str | Path,
-    texts: Sequence[str] | None = None,
+    texts: str | Path | Sequence[str] = BANK,
     *,
     tasks: Sequence[str] | None = None,
     sites: Sequence[str] | None = None,
@@ -69,9 +69,9 @@ def interpret(
 
     Args:
         bundle: the bundle's folder.
-        texts: the bank; the one that comes with mass by default.
+        texts: the bank: texts, or the path of a file with a text a line; the one that comes with mass by default.
         tasks: which tasks; all by default.
-        sites: which sites; by default the MLP whose input lies four fifths into the network.
+        sites: which sites; by default the MLP whose input lies four fifths into the network, or what else all tasks change.
         top: how many texts for each task and site.
         clip: for image models, a CLIP model (folder or hub id) with visual projection and text tower; the bundle's own
             source by default.
@@ -80,15 +80,21 @@ def interpret(
     Raises:
         InputError: no such task or site, a bank with fewer texts than `top`, or an image model without a text tower.
     """
-    bank = list(dict.fromkeys(texts)) if texts is not None else read_bank()
+    if isinstance(texts, str | Path):
+        named, bank = str(texts), read_bank(Path(texts))
+    else:
+        named, bank = "the bank", list(dict.fromkeys(texts))
     if top < 1 or len(bank) < top:
-        raise InputError(f"the bank has {len(bank)} texts, {top} are to be picked. Give a larger bank, or pick fewer.")
+        raise InputError(
+            f"{named}: has {len(bank)} texts, {top} are to be picked. Give a larger bank, or pick fewer "
+            "(`top=`, `--top`)."
+        )
     runtime = load_runtime(Path(bundle), check=True)
     names = runtime.tasks if tasks is None else list(tasks)
     unknown = [name for name in names if name not in runtime.tasks]
     if unknown:
         raise InputError(f"no task {', '.join(map(repr, unknown))}. There are {', '.join(runtime.tasks)}.")
-    chosen = choose_sites(runtime.sites, list(sites)) if sites else [_late_site(runtime.sites)]
+    chosen = choose_sites(runtime.sites, list(sites)) if sites else [_late_site(runtime, names)]
     vectors = {(name, site.name): _vectors(runtime, name, site) for name in names for site in chosen}
     space: TextSpace = ClipSpace(runtime, clip) if runtime.reader.image else StreamSpace(runtime)
     placed = space.place(bank, chosen, progress)
@@ -98,8 +104,15 @@ def interpret(
     ]
 
 
-def _late_site(sites: list[Site]) -> Site:
-    """The MLP input nearest to the paper's depth; any site where there is no such."""
+def _late_site(runtime: Runtime, tasks: list[str]) -> Site:
+    """The MLP input nearest to the paper's depth that every task changes; another site where there is none."""
+    positions = [runtime.tasks.index(task) for task in tasks]
+    changed = [
+        site
+        for site in runtime.sites
+        if all(any(runtime.tensors.changes(i, name) for name in site.tensors) for i in positions)
+    ]
+    sites = changed or runtime.sites
     candidates = [site for site in sites if site.name.startswith("M") and site.name[1:].isdigit()] or sites
     return min(candidates, key=lambda site: abs(site.depth - _DEPTH))
 

@@ -70,10 +70,16 @@ class ClipSpace:
         source: the whole CLIP model; where the bundle's base came from by default.
 
     Raises:
-        InputError: it is no CLIP with a visual projection, or of another width.
+        InputError: it is no CLIP with a visual projection, or another one than the towers are of.
     """
 
     def __init__(self, runtime: Runtime, source: str | None) -> None:
+        tower = runtime.base.config
+        if tower.model_type.startswith("siglip"):
+            raise InputError(
+                f"a {type(runtime.base).__name__} cannot be decoded: between its blocks and its texts lies no visual "
+                "projection but attention, which no vector goes through by itself. CLIP's towers can be, and text models."
+            )
         said = source or runtime.recipe.base
         try:
             found = find_source(said, Path(), download=True)
@@ -83,14 +89,19 @@ class ClipSpace:
                 f"no CLIP model with a text tower can be opened: {error} Images need one to meet texts; name it "
                 "(`clip=`, `--clip`)."
             ) from None
-        width = runtime.base.config.hidden_size
-        if _PROJECTION not in base.readings or base.info(_PROJECTION).shape[1] != width:
+        vision = getattr(base.skeleton.config, "vision_config", None)
+        same = vision is not None and (vision.model_type, vision.hidden_size) == (tower.model_type, tower.hidden_size)
+        if _PROJECTION not in base.readings or not same:
             raise InputError(
-                f"{said}: a {base.skeleton.class_name} without a visual projection from the {width} features of this "
-                "bundle. Name the CLIP model whose vision tower the base is (`clip=`, `--clip`)."
+                f"{said}: a {base.skeleton.class_name} without a visual projection from the {tower.hidden_size} features of "
+                f"this bundle's {type(runtime.base).__name__}. Name the CLIP model whose vision tower the base is (`clip=`, "
+                "`--clip`)."
             )
         self._projection = base.read(_PROJECTION).float()
-        self._tower = TextTower(base, found)
+        named = runtime.recipe.processor is not None  # a state dict has no tokenizer by itself
+        self._tower = TextTower(
+            base, find_source(str(runtime.path / "processor"), Path(), download=False) if named else found
+        )
 
     def place(self, texts: list[str], sites: list[Site], progress: Callable[[str], None]) -> dict[str, Tensor]:
         """The texts' embeddings, the same for every site."""
