@@ -227,6 +227,23 @@ def test_texts_that_make_no_head_are_told_when_a_recipe_is_planned(source, head,
     assert re.search(message, problems[0].message)
 
 
+@pytest.mark.parametrize(
+    ("lines", "options", "message"),
+    [
+        ("\n", [], "the list of classes is empty (classes.txt). Name at least one"),
+        ("cat\ndog\ncat\n", [], "classes.txt: has 'cat' more than once. Give each class its own name."),
+        ("cat\n", ["--template", "a photo"], "no place for the class: 'a photo'. Write {} where the class goes"),
+        ("cat\n", ["--set", "poster"], "'poster' is no set and no file. Sets are photo, cars"),
+    ],
+)
+def test_texts_that_make_no_head_are_wrong_calls(source, monkeypatch, lines, options, message):
+    monkeypatch.chdir(source)
+    (source / "classes.txt").write_text(lines)
+    result = CliRunner().invoke(main, ["head", "base", "classes.txt", "out.safetensors", *options])
+    assert result.exit_code == 2 and message in result.output
+    assert not (source / "out.safetensors").exists()
+
+
 def test_a_key_of_no_kind_of_head_is_told_with_the_keys_of_the_kind_that_was_meant():
     text = "base: b\ntasks:\n  - name: a\n    expert: a\n    head: {classes: [x], template: y}\n"
     with pytest.raises(InputError, match=r"recipe:5: unknown key 'tasks.0.head.template'"):

@@ -11,11 +11,21 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from torch import nn
 
+from massmerge import Recipe, load, merge
 from massmerge.cli.main import main
 from massmerge.errors import InputError, MassError
 from massmerge.export import export_bundle, run
 from massmerge.export.layout import make_layout
-from models import FAMILIES, contents, dense_changes, dense_expert, family_bundle, with_options
+from models import (
+    FAMILIES,
+    contents,
+    dense_changes,
+    dense_expert,
+    family_bundle,
+    with_options,
+    write_recipe,
+    write_shifted,
+)
 from naive import tsv_merge
 
 TOLERANCE = 1e-4
@@ -127,8 +137,6 @@ def test_ranks_that_differ_are_told_by_module(root, tmp_path):
 
 @pytest.mark.parametrize("form", ["together", "alone"])
 def test_an_adapter_is_read_again_as_an_expert(bert, adapters, tmp_path, form):
-    from massmerge import Recipe, load, merge
-
     folder = adapters[0] / form
     tasks = [{"name": t, "expert": str(folder / t)} for t in "ab"]
     merge(Recipe.model_validate({"base": str(bert / "base"), "tasks": tasks, "merge": {"rank": 8}}), tmp_path / "again")
@@ -213,6 +221,17 @@ def test_a_set_must_be_named(bert, tmp_path):
     assert mass(bert, tmp_path / "out", "--to", "hf", "--tasks", " , ").exit_code == 2
 
 
+def test_a_task_that_changes_nothing_but_norms_is_told_to_be_a_checkpoint(tmp_path):
+    base = FAMILIES["bert"].make_base()
+    base.save_pretrained(tmp_path / "base")
+    write_shifted(tmp_path / "calm", "bert", base, {"encoder.layer.1.output.LayerNorm.weight": torch.full((32,), 0.1)})
+    merge(write_recipe(tmp_path, ["calm"]), tmp_path / "bundle")
+    result = mass(tmp_path / "bundle", tmp_path / "out", "--to", "peft")
+    assert result.exit_code == 2 and "calm changes no layer that LoRA knows; export it with --to hf." in result.output
+    assert not (tmp_path / "out").exists()
+    assert mass(tmp_path / "bundle", tmp_path / "out", "--to", "hf").exit_code == 0
+
+
 def test_what_is_at_the_target_stays(bert, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     result = mass(bert, tmp_path, "--to", "peft")
@@ -244,5 +263,6 @@ def test_outputs_that_differ_from_the_bundles_leave_nothing_behind(bert, tmp_pat
 def test_the_command_tells_what_it_wrote_and_what_it_left_out(bert, tmp_path):
     result = mass(bert, tmp_path / "out", "--to", "peft", "--tasks", "a", "--adapters", "lora")
     assert result.exit_code == 0 and "warning: a: left out" in result.output
+    assert "dense.bias and" in result.output and "--adapters together holds them" in result.output
     data = json.loads(mass(bert, tmp_path / "again", "--to", "hf", "--tasks", "a", "--json").stdout)
     assert data["parts"][0]["difference"] < TOLERANCE and data["form"] == "hf"

@@ -38,7 +38,7 @@ def export(bundle: str, target: str, form: str, tasks: str | None, adapters: str
     elif not quiet:
         click.echo(describe(result))
     if not as_json:
-        _tell_left_out(result)
+        _tell_left_out(result, "--adapters together" if adapters == "lora" else "--to hf")
 
 
 def describe(result: Exported) -> str:
@@ -51,8 +51,8 @@ def describe(result: Exported) -> str:
     return f"{result.path}: {result.form}\n\n" + table(columns, rows)
 
 
-def _tell_left_out(result: Exported) -> None:
-    """Say on standard error what is not in what was written, and how much of the change that is."""
+def _tell_left_out(result: Exported, remedy: str) -> None:
+    """Say on standard error what is not in what was written, how much of the change that is, and what holds it."""
     for part in result.parts:
         if not part.left_out:
             continue
@@ -60,6 +60,5 @@ def _tell_left_out(result: Exported) -> None:
         largest = sorted(part.left_out, key=part.left_out.__getitem__, reverse=True)
         shown = ", ".join(largest[:3]) + (f" and {len(largest) - 3} more" if len(largest) > 3 else "")
         count = plural(len(largest), "tensor")
-        click.echo(
-            f"warning: {part.name}: left out {count}, {total:.2%} of the change: {shown} (--json lists all)", err=True
-        )
+        told = f"left out {count}, {total:.2%} of the change: {shown}. {remedy} holds them; --json lists all."
+        click.echo(f"warning: {part.name}: {told}", err=True)

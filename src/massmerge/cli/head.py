@@ -9,6 +9,7 @@ import click
 from massmerge.checkpoints import find_source, open_base
 from massmerge.cli.common import plural, print_json, verb
 from massmerge.errors import InputError
+from massmerge.heads.labels import repeated
 from massmerge.heads.text import TextTower, read_texts, text_head
 from massmerge.recipe import TextHead
 from massmerge.tensorfile import write_tensors
@@ -43,6 +44,8 @@ def head(
         raise InputError(f"{out}: a head is a .safetensors file; give it that ending.")
     here = Path()
     names, used = read_texts(TextHead(classes=classes, templates=list(templates) or named), here)
+    if twice := repeated(names):
+        raise InputError(f"{classes}: has {twice} more than once. Give each class its own name.")
     opened = open_base(find_source(base, here, download=True))
     source = opened.source if tokenizer is None else find_source(tokenizer, here, download=True)
     tower = TextTower(opened, source)

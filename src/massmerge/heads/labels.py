@@ -8,6 +8,11 @@ from pathlib import Path
 from massmerge.errors import InputError
 
 
+def repeated(labels: tuple[str, ...]) -> str:
+    """The labels that are there more than once, quoted; empty where there are none."""
+    return ", ".join(map(repr, sorted({label for label in labels if labels.count(label) > 1})))
+
+
 def read_labels(labels: str | list[str], folder: Path) -> tuple[str, ...]:
     """Label names: a list, or a file with one a line or a JSON list."""
     if isinstance(labels, list):

@@ -16,7 +16,7 @@ from massmerge.checkpoints.backbone import language_class, split
 from massmerge.checkpoints.skeleton import build, untie_output
 from massmerge.checkpoints.stores import Store, open_file
 from massmerge.errors import InputError
-from massmerge.heads.labels import read_labels
+from massmerge.heads.labels import read_labels, repeated
 from massmerge.heads.text import TextTower, read_texts, text_head
 from massmerge.recipe import LinearHead, TaskRecipe, TextHead
 from massmerge.tensorfile import write_tensors
@@ -132,9 +132,8 @@ def _refuse_label_count(labels: tuple[str, ...], size: int) -> None:
         raise InputError(
             f"has {len(labels)} labels, but its head has {size} outputs. Give one label an output, in order."
         )
-    twice = sorted({label for label in labels if labels.count(label) > 1})
-    if twice:
-        raise InputError(f"has the labels {', '.join(map(repr, twice))} more than once. Give each output its own name.")
+    if twice := repeated(labels):
+        raise InputError(f"has the labels {twice} more than once. Give each output its own name.")
 
 
 def write_head(folder: Path, head: HeadSource) -> None:

@@ -107,15 +107,15 @@ def read_texts(head: TextHead, folder: Path) -> tuple[tuple[str, ...], tuple[str
     """Class names and templates of a head in a recipe.
 
     Raises:
-        InputError: there is no class, a class twice, a template without a place for it, or no such set.
+        InputError: there is no class, one without a name, a template without a place for it, or no such set.
     """
     classes = read_labels(head.classes, folder)
     told = f" ({head.classes})" if isinstance(head.classes, str) else ""
     if not classes:
-        raise InputError(f"its list of classes is empty{told}. Name at least one.")
+        raise InputError(f"the list of classes is empty{told}. Name at least one, one a line in a file.")
     blank = [i + 1 for i, name in enumerate(classes) if not name.strip()]
     if blank:
-        raise InputError(f"its classes have no name at {', '.join(map(str, blank))}{told}.")
+        raise InputError(f"the classes have no name at {', '.join(map(str, blank))}{told}.")
     templates = _templates(head.templates, folder)
     without = [template for template in templates if PLACE not in template]
     if without or not templates:
