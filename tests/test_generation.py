@@ -262,9 +262,11 @@ def test_an_explanation_of_a_text_shows_how_its_prompt_was_routed(writing, tmp_p
 
 
 def test_an_encoder_generates_nothing(root):
-    model = massmerge.load(text_bundle(root))
+    bundle = text_bundle(root)
     with pytest.raises(InputError, match="a BertModel generates no text"):
-        model.generate("win a prize")
+        massmerge.load(bundle).generate("win a prize")
+    done = run(bundle, "win a prize")
+    assert done.exit_code == 2 and "a BertModel generates no text" in done.output and "Use `predict`" in done.output
 
 
 def test_a_classifier_on_a_decoder_generates_nothing(root):
@@ -273,9 +275,11 @@ def test_a_classifier_on_a_decoder_generates_nothing(root):
         model.generate(prompts("gpt2"))
 
 
-def test_a_decoder_without_heads_is_told_to_generate(bundles):
+def test_a_decoder_without_heads_is_told_to_generate(bundles, writing):
     with pytest.raises(InputError, match="Use `generate`, `embed` or `route`"):
         massmerge.load(bundles("llama untied")).predict(prompts("llama"))
+    done = CliRunner().invoke(main, ["predict", str(writing), "win a prize"])
+    assert done.exit_code == 2 and "question, summary: no head" in done.output and "Use `generate`" in done.output
 
 
 @pytest.mark.parametrize(
