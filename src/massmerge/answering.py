@@ -103,6 +103,39 @@ class Answering:
         return predictions
 
 
+class Answerer:
+    """What answers with the tasks' own heads: a static merge, a routed peer."""
+
+    def __init__(self, parts: Answering) -> None:
+        self.parts = parts
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the tasks, in order."""
+        return self.parts.tasks
+
+    @property
+    def labels(self) -> dict[str, tuple[str, ...]]:
+        """Label names of each task."""
+        return self.parts.labels
+
+    @property
+    def shared_labels(self) -> list[list[str]]:
+        """Groups of `task/label` that mean the same thing, as the recipe declares them."""
+        return self.parts.shared_labels
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether inputs are images; text otherwise."""
+        return self.parts.reader.image
+
+    def refuse_unknown(self, tasks: Iterable[str]) -> None:
+        """Raise an error if there is no task of such a name."""
+        unknown = sorted(set(tasks) - set(self.tasks))
+        if unknown:
+            raise InputError(f"no task {', '.join(map(repr, unknown))}. There are {', '.join(self.tasks)}.")
+
+
 def open_answering(prepared: Prepared) -> Answering:
     """The base, reader and heads of a recipe's sources.
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
-from massmerge.answering import Answering
+from massmerge.answering import Answerer, Answering
 from massmerge.answers import Prediction
 from massmerge.assemble_static import HEADS
 from massmerge.base_model import ready_to_run
@@ -26,7 +26,7 @@ from massmerge.tensorfile import read_header, read_tensor
 from massmerge.trees import join_rows, take_rows
 
 
-class OneBackbone:
+class OneBackbone(Answerer):
     """A backbone with the heads of all tasks, which answers and routes nothing.
 
     Args:
@@ -38,32 +38,13 @@ class OneBackbone:
     """Whether every task has a model of its own, so that the task must be told."""
 
     def __init__(self, answering: Answering, nbytes: int) -> None:
-        self._answering, self.nbytes = answering, nbytes
-
-    @property
-    def tasks(self) -> list[str]:
-        """Names of the tasks, in order."""
-        return self._answering.tasks
-
-    @property
-    def labels(self) -> dict[str, tuple[str, ...]]:
-        """Label names of each task."""
-        return dict(self._answering.labels)
-
-    @property
-    def shared_labels(self) -> list[list[str]]:
-        """Groups of `task/label` that mean the same thing, as the recipe declares them."""
-        return self._answering.shared_labels
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether inputs are images; text otherwise."""
-        return self._answering.reader.image
+        super().__init__(answering)
+        self.nbytes = nbytes
 
     @property
     def backbone(self) -> PreTrainedModel:
         """The model that runs; of a method that keeps the tasks apart, the one of the task that was asked last."""
-        return self._answering.base
+        return self.parts.base
 
     def predict(self, inputs: Any, *, task: str | None = None, top: int = 3, batch_size: int = 32) -> list[Prediction]:
         """Answer inputs.
@@ -77,15 +58,15 @@ class OneBackbone:
         Raises:
             InputError: an unknown task, an input that cannot be read, or a method that must be told the task.
         """
-        if task is not None and task not in self.tasks:
-            raise InputError(f"no task {task!r}. There are {', '.join(self.tasks)}.")
-        if task is None and self.needs_task:
+        if task is not None:
+            self.refuse_unknown([task])
+        elif self.needs_task:
             raise InputError("this method keeps a model for each task. Name the task of the inputs.")
         allowed = self.tasks if task is None else task
         predictions: list[Prediction] = []
-        for batch in self._answering.batches(several(inputs), batch_size):
+        for batch in self.parts.batches(several(inputs), batch_size):
             count = len(next(iter(batch.values())))
-            predictions += self._answering.answers(self._forward(batch, task), batch, [allowed] * count, top=top)
+            predictions += self.parts.answers(self._forward(batch, task), batch, [allowed] * count, top=top)
         return predictions
 
     def outcomes(
@@ -114,19 +95,19 @@ class OneBackbone:
         self, inputs: Sequence[Any], tasks: Sequence[str], batch_size: int
     ) -> Iterator[tuple[Prediction, Prediction]]:
         at = 0
-        for batch in self._answering.batches(inputs, batch_size):
+        for batch in self.parts.batches(inputs, batch_size):
             count = len(next(iter(batch.values())))
             own = tasks[at : at + count]
             output = self._forward(batch, own[0])
             free = [Prediction(None)] * count
             if not self.needs_task:
-                free = self._answering.answers(output, batch, [self.tasks] * count)
-            yield from zip(free, self._answering.answers(output, batch, own), strict=True)
+                free = self.parts.answers(output, batch, [self.tasks] * count)
+            yield from zip(free, self.parts.answers(output, batch, own), strict=True)
             at += count
 
     def _forward(self, batch: dict[str, Tensor], task: str | None) -> Any:
         """The backbone's output; `task` matters only where every task has a model of its own."""
-        call, first = self._answering.call(batch), next(iter(batch.values()))
+        call, first = self.parts.call(batch), next(iter(batch.values()))
 
         @torch.inference_mode()
         def run(rows: slice) -> Any:

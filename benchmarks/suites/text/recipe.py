@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from benchmarks.suites.recipes import Metrics, read_metrics, suite_tasks, write_pair
 from benchmarks.suites.text import backbone
 from benchmarks.suites.text.experts import FOLDERS, Kind
 from benchmarks.suites.text.tasks import CORE, EXTENDED, TASKS
-from massmerge.errors import InputError
 
 SETS: dict[str, tuple[str, ...]] = {
     "core": tuple(CORE),
@@ -39,15 +36,8 @@ def write_files(name: str, tasks: Sequence[str], folder: Path | None = None) -> 
         The paths of the recipe and of the suite.
     """
     folder = folder or backbone.folder()
-    experts = folder / FOLDERS[kind_of(name)]
-    missing = [task for task in tasks if not (experts / task / "metrics.json").is_file()]
-    if missing:
-        raise InputError(f"no expert for {', '.join(missing)} in {experts}. Run the finetune step first.")
-    metrics = {task: json.loads((experts / task / "metrics.json").read_text(encoding="utf-8")) for task in tasks}
-    recipe_path, suite_path = folder / f"recipe-{name}.yaml", folder / f"suite-{name}.yaml"
-    recipe_path.write_text(yaml.safe_dump(recipe(tasks, kind_of(name)), sort_keys=False, width=120), encoding="utf-8")
-    suite_path.write_text(yaml.safe_dump(suite(name, metrics), sort_keys=False, width=120), encoding="utf-8")
-    return recipe_path, suite_path
+    metrics = read_metrics(folder / FOLDERS[kind_of(name)], tasks)
+    return write_pair(folder, name, recipe(tasks, kind_of(name)), suite(name, metrics))
 
 
 def recipe(tasks: Sequence[str], kind: Kind) -> dict[str, Any]:
@@ -70,16 +60,6 @@ def recipe(tasks: Sequence[str], kind: Kind) -> dict[str, Any]:
     }
 
 
-def suite(name: str, metrics: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def suite(name: str, metrics: Metrics) -> dict[str, Any]:
     """The suite: each task's data, and as reference what its expert reaches on the same rows."""
-    tasks = {
-        task: {
-            "data": f"data/{task}/{{split}}.parquet",
-            "input": "text",
-            "label": "label",
-            # An accuracy of 0 cannot be a reference; it can occur in a quick run only.
-            "reference": {split: share for split, share in found["finetuned"].items() if share > 0},
-        }
-        for task, found in metrics.items()
-    }
-    return {"name": f"text-{name}", "tasks": tasks}
+    return {"name": f"text-{name}", "tasks": suite_tasks(metrics, "text")}

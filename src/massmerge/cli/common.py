@@ -22,6 +22,17 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _A = TypeVar("_A")
 
 
+tasks_option = click.option(
+    "--task", "tasks", multiple=True, help="Choose among these tasks only; one skips routing. May be repeated."
+)
+batch_size_option = click.option(
+    "--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Inputs that run at once."
+)
+cache_option = click.option(
+    "--cache", default="0", show_default=True, help="Memory for dense weights of hot sets, such as 512MB."
+)
+
+
 def verb(function: _F) -> _F:
     """Add `--json`, `-q` and `-v`, and turn errors into one message and an exit code."""
 
@@ -165,3 +176,12 @@ def named_answers(
 
     for given in answer(items()):
         yield names.pop(0), given
+
+
+def refuse_failures(failed: int, count: int, noun: str) -> None:
+    """Raise an error if some of the inputs could not be read, or if there was none."""
+    if count == 0:
+        raise MassError(f"there was no {noun} to answer.")
+    if failed:
+        rest = "the others were answered" if failed < count else "none was answered"
+        raise MassError(f"{failed} of {plural(count, noun)} could not be read; {rest}.")

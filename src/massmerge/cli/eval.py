@@ -9,7 +9,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from massmerge.cli.common import plural, print_json, table, verb
+from massmerge.cli.common import batch_size_option, cache_option, plural, print_json, table, verb
 from massmerge.errors import InputError
 from massmerge.evaluation.evaluate import evaluate
 from massmerge.evaluation.prepared import Prepared, prepare_evaluation
@@ -32,12 +32,10 @@ _SHOWN_FAILURES = 5
 @click.option("--router", help="Another router than the bundle's: projection, or one that `mass calibrate` fitted.")
 @click.option("--route", type=click.Choice(["input", "batch"]), default="input", show_default=True,
               help="Decide for each input, or once a batch; the stream is then of batches of one task.")  # fmt: skip
-@click.option(
-    "--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Inputs that run at once."
-)
+@batch_size_option
 @click.option("--unknown", "limits", multiple=True, metavar="KIND=LIMIT",
               help="When to abstain, instead of the recipe's limits, such as lift=1.1. May be repeated.")  # fmt: skip
-@click.option("--cache", default="0", show_default=True, help="Memory for dense weights of hot sets, such as 512MB.")
+@cache_option
 @click.option("--oracle/--no-oracle", default=True, show_default=True,
               help="Also answer with the task given, which shows what routing costs.")  # fmt: skip
 @click.option("--experts", is_flag=True, help="Measure each task's own expert on the same rows.")

@@ -11,8 +11,8 @@ import click
 from tqdm import tqdm
 
 from massmerge.answers import Generation
-from massmerge.cli.common import named_answers, plural, verb
-from massmerge.errors import InputError, MassError
+from massmerge.cli.common import cache_option, named_answers, refuse_failures, tasks_option, verb
+from massmerge.errors import InputError
 from massmerge.model import Model, load
 from massmerge.rows import NamedInput, read_inputs
 
@@ -20,9 +20,7 @@ from massmerge.rows import NamedInput, read_inputs
 @click.command()
 @click.argument("bundle", type=click.Path(file_okay=False))
 @click.argument("prompts", nargs=-1, required=True)
-@click.option(
-    "--task", "tasks", multiple=True, help="Choose among these tasks only; one skips routing. May be repeated."
-)
+@tasks_option
 @click.option("--column", help="Column of a .csv, .jsonl or .parquet file that holds the prompts.")
 @click.option("--max-new-tokens", type=click.IntRange(min=1), help="Most tokens of a text; 64 by default.")
 @click.option("--option", "given", multiple=True, metavar="NAME=VALUE",
@@ -31,7 +29,7 @@ from massmerge.rows import NamedInput, read_inputs
 @click.option(
     "--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Prompts that run at once."
 )
-@click.option("--cache", default="0", show_default=True, help="Memory for dense weights of hot sets, such as 512MB.")
+@cache_option
 @verb
 def generate(
     bundle: str, prompts: tuple[str, ...], tasks: tuple[str, ...], column: str | None, max_new_tokens: int | None,
@@ -63,11 +61,7 @@ def generate(
             elif not quiet or generation.error:
                 _print(name, generation, header=count == 1)
             bar.update()
-    if count == 0:
-        raise MassError("there was no prompt to answer.")
-    if failed:
-        rest = "the others were answered" if failed < count else "none was answered"
-        raise MassError(f"{failed} of {plural(count, 'prompt')} could not be read; {rest}.")
+    refuse_failures(failed, count, "prompt")
 
 
 def _options(given: tuple[str, ...]) -> dict[str, Any]:

@@ -11,7 +11,15 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from massmerge.cli.common import named_answers, plural, verb
+from massmerge.cli.common import (
+    batch_size_option,
+    cache_option,
+    named_answers,
+    plural,
+    refuse_failures,
+    tasks_option,
+    verb,
+)
 from massmerge.cli.writers import FORMATS, CsvWriter, JsonLinesWriter, ParquetWriter, TableWriter, Writer, choose_format
 from massmerge.errors import MassError
 from massmerge.model import load
@@ -21,19 +29,15 @@ from massmerge.rows import read_inputs
 @click.command()
 @click.argument("bundle", type=click.Path(file_okay=False))
 @click.argument("inputs", nargs=-1, required=True)
-@click.option(
-    "--task", "tasks", multiple=True, help="Choose among these tasks only; one skips routing. May be repeated."
-)
+@tasks_option
 @click.option("--column", help="Column of a .csv, .jsonl or .parquet file that holds the inputs.")
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the answers to this file (.jsonl, .csv, .parquet).")
 @click.option("--format", "wanted", type=click.Choice(FORMATS), help="Format of the answers, if not told by --out.")
 @click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="How many answers to give.")
 @click.option("--route", type=click.Choice(["input", "batch"]), default="input", show_default=True,
               help="Decide for each input, or once a batch of inputs of one task.")  # fmt: skip
-@click.option(
-    "--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Inputs that run at once."
-)
-@click.option("--cache", default="0", show_default=True, help="Memory for dense weights of hot sets, such as 512MB.")
+@batch_size_option
+@cache_option
 @click.option("--strict", is_flag=True, help="Stop at the first input that cannot be read.")
 @verb
 def predict(
@@ -61,11 +65,7 @@ def predict(
             if not (quiet and form == "table"):
                 writer.write(name, prediction)
             bar.update()
-    if count == 0:
-        raise MassError("there was no input to answer.")
-    if failed:
-        rest = "the others were answered" if failed < count else "none was answered"
-        raise MassError(f"{failed} of {plural(count, 'input')} could not be read; {rest}.")
+    refuse_failures(failed, count, "input")
     if out and not quiet:
         click.echo(f"{plural(count, 'answer')} in {out}", err=True)
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from massmerge.bundle import Bundle
-from massmerge.cli.common import verb
+from massmerge.cli.common import batch_size_option, cache_option, verb
 from massmerge.errors import InputError, MassError
 
 
@@ -33,7 +33,7 @@ from massmerge.errors import InputError, MassError
 @click.option(
     "--cors-origin", "cors_origins", multiple=True, help="Let pages of this origin call the API. May be repeated."
 )
-@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Inputs that run at once.")
+@batch_size_option
 @click.option(
     "--batch-wait",
     type=click.FloatRange(0),
@@ -65,7 +65,7 @@ from massmerge.errors import InputError, MassError
 )
 @click.option("--threads", type=click.IntRange(1), help="Threads of torch; all cores by default.")
 @click.option("--device", default="auto", show_default=True, help="Where to run: cpu, cuda, …")
-@click.option("--cache", default="0", show_default=True, help="Memory for dense weights of hot sets, such as 512MB.")
+@cache_option
 @click.option("--router", help="A router that `mass calibrate` has fitted; the bundle's own by default.")
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form of the log."

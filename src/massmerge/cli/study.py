@@ -11,7 +11,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from massmerge.cli.common import print_json, table, verb
+from massmerge.cli.common import batch_size_option, print_json, table, verb
 from massmerge.errors import InputError
 from massmerge.evaluation.report import Table
 from massmerge.evaluation.studies import STUDIES
@@ -35,9 +35,7 @@ from massmerge.evaluation.studies.settings import Settings
 @click.option("--quick", is_flag=True, help="At most 20 rows of each task, and coarse grids.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
               help="Of the draw of rows and of everything random.")  # fmt: skip
-@click.option(
-    "--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Inputs that run at once."
-)
+@batch_size_option
 @click.option("--search", is_flag=True, help="sweep: also search η, K, ε and the site on the split validation.")
 @click.option(
     "--trials",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from massmerge.answering import Answering, open_answering
+from massmerge.answering import Answerer, open_answering
 from massmerge.answers import Prediction, Routing
 from massmerge.errors import InputError
 from massmerge.moerging.task_deltas import TaskDeltas
@@ -27,7 +27,7 @@ Inputs = Mapping[str, Sequence[Any]]
 """Some inputs of each task, without labels."""
 
 
-class Peer(ABC):
+class Peer(Answerer, ABC):
     """A method that mixes the experts' updates for each input.
 
     Args:
@@ -39,34 +39,14 @@ class Peer(ABC):
     site = "vote of the layers"
 
     def __init__(self, prepared: Prepared, name: str, options: Mapping[str, Any]) -> None:
+        super().__init__(open_answering(prepared))
         self.name, self.options = name, dict(options)
-        self.parts: Answering = open_answering(prepared)
         self.deltas = TaskDeltas(prepared)
 
     @property
     def base(self) -> PreTrainedModel:
         """The dense part, which all tasks share."""
         return self.parts.base
-
-    @property
-    def tasks(self) -> list[str]:
-        """Names of the tasks, in order."""
-        return self.parts.tasks
-
-    @property
-    def labels(self) -> dict[str, tuple[str, ...]]:
-        """Label names of each task."""
-        return self.parts.labels
-
-    @property
-    def shared_labels(self) -> list[list[str]]:
-        """Groups of `task/label` that mean the same thing, as the recipe declares them."""
-        return self.parts.shared_labels
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether inputs are images; text otherwise."""
-        return self.parts.reader.image
 
     @abstractmethod
     def forward(self, batch: dict[str, Tensor]) -> tuple[Any, Tensor]:
@@ -91,7 +71,7 @@ class Peer(ABC):
             InputError: an unknown task, or an input that cannot be read.
         """
         if task is not None:
-            self._refuse_unknown([task])
+            self.refuse_unknown([task])
         found: list[Prediction] = []
         for batch in self.parts.batches(several(inputs), batch_size):
             output, speaks = self.forward(batch)
@@ -110,7 +90,7 @@ class Peer(ABC):
             tasks: the true task of each.
             batch_size: how many inputs run at once; both answers come of one pass.
         """
-        self._refuse_unknown(tasks)
+        self.refuse_unknown(tasks)
         if len(inputs) != len(tasks):
             raise InputError(f"{len(inputs)} inputs, but {len(tasks)} tasks. Name one for each.")
         found: list[tuple[Prediction, Prediction]] = []
@@ -131,11 +111,6 @@ class Peer(ABC):
             Routing({}, dict(zip(self.tasks, row, strict=True)), [self.tasks[b]], self.site)
             for row, b in zip(rows, best, strict=True)
         ]
-
-    def _refuse_unknown(self, tasks: Sequence[str]) -> None:
-        unknown = sorted(set(tasks) - set(self.tasks))
-        if unknown:
-            raise InputError(f"no task {', '.join(map(repr, unknown))}. There are {', '.join(self.tasks)}.")
 
     # Size
 
