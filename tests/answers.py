@@ -1,11 +1,20 @@
 """Inputs of loaded bundles, and their answers compared."""
 
+import torch
+
 from models import FAMILIES, backbone_of, rows_of
 
 
 def bert_rows(count=6, seed=0):
     """Ready inputs of the tiny BERT."""
     return rows_of(FAMILIES["bert"].make_inputs(count, seed))
+
+
+def vit_images(model, count=12):
+    """Random images of the size that a loaded bundle takes."""
+    size = model._runtime.base.config.image_size
+    images = torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    return list(images[:, :, :size, :size])
 
 
 def bert_delta(bundle, task, tensor):

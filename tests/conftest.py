@@ -13,7 +13,7 @@ from hypothesis import settings
 from transformers.utils import logging
 
 import massmerge
-from models import family_bundle
+from models import family_bundle, with_options
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
@@ -37,3 +37,14 @@ def root(tmp_path_factory):
 def bert(root):
     """A loaded bundle of three tasks of a tiny BERT."""
     return massmerge.load(family_bundle(root, "bert"))
+
+
+@pytest.fixture(scope="session")
+def load_vit(root, tmp_path_factory):
+    """A function that loads a bundle of three tasks of a tiny ViT with other options of the router."""
+
+    def load(**router):
+        folder = tmp_path_factory.mktemp("vit") / "bundle"
+        return massmerge.load(with_options(family_bundle(root, "vit"), folder, router=router))
+
+    return load

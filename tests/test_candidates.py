@@ -3,32 +3,12 @@
 import re
 
 import pytest
-import torch
 
-import massmerge
+from answers import vit_images
 from massmerge.answers import Prediction, Routing
 from massmerge.candidates import settle, spread
 from massmerge.cli.explain import describe
 from massmerge.explanation import explain
-from models import family_bundle, with_options
-
-IMAGES = list(torch.randn(12, 3, 32, 32, generator=torch.Generator().manual_seed(2)))
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    """A function that loads a bundle of image tasks with other options of the router."""
-    bundle = family_bundle(tmp_path_factory.getbasetemp(), "vit")
-
-    def load(**router):
-        return massmerge.load(with_options(bundle, tmp_path_factory.mktemp("asked") / "bundle", router=router))
-
-    return load
-
-
-def images_of(model):
-    size = model._runtime.base.config.image_size
-    return [image[:, :size, :size] for image in IMAGES]
 
 
 def naive(model, image, count, limit, confidence):
@@ -43,11 +23,11 @@ def naive(model, image, count, limit, confidence):
 
 
 @pytest.mark.parametrize("confidence", [0.0, 0.5, 50.0])
-def test_an_unclear_image_gets_the_best_of_its_candidates_answers(loaded, confidence):
-    model = loaded(candidates=2, confidence=confidence)
-    images = images_of(model)
+def test_an_unclear_image_gets_the_best_of_its_candidates_answers(load_vit, confidence):
+    model = load_vit(candidates=2, confidence=confidence)
+    images = vit_images(model)
     limit = sum(sorted(r.margin for r in model.route(images))[5:7]) / 2  # between two, so that rounding decides nothing
-    model = loaded(unsure=limit, candidates=2, confidence=confidence)
+    model = load_vit(unsure=limit, candidates=2, confidence=confidence)
     found = model.predict(images)
     expected = [naive(model, image, 2, limit, confidence) for image in images]
     assert [(p.task, p.label) for p in found] == [(p.task, p.label) for p in expected]
@@ -57,47 +37,47 @@ def test_an_unclear_image_gets_the_best_of_its_candidates_answers(loaded, confid
     assert all(p.timings["inputs"] == len(images) for p in found)
 
 
-def test_confidence_can_change_the_task_and_none_cannot(loaded):
-    images = images_of(loaded())
-    first = [r.selected for r in loaded(unsure=9.0).route(images)]
+def test_confidence_can_change_the_task_and_none_cannot(load_vit):
+    images = vit_images(load_vit())
+    first = [r.selected for r in load_vit(unsure=9.0).route(images)]
     changed = [
-        [p.task] != one for p, one in zip(loaded(unsure=9.0, confidence=50.0).predict(images), first, strict=True)
+        [p.task] != one for p, one in zip(load_vit(unsure=9.0, confidence=50.0).predict(images), first, strict=True)
     ]
     assert any(changed)
-    assert [[p.task] for p in loaded(unsure=9.0, confidence=0.0).predict(images)] == first
-    assert [[p.task] for p in loaded(unsure=9.0, confidence=50.0, candidates=1).predict(images)] == first
+    assert [[p.task] for p in load_vit(unsure=9.0, confidence=0.0).predict(images)] == first
+    assert [[p.task] for p in load_vit(unsure=9.0, confidence=50.0, candidates=1).predict(images)] == first
 
 
-def test_an_answer_does_not_depend_on_the_others_in_the_batch(loaded):
-    model = loaded(unsure=0.5)
-    images = images_of(model)
+def test_an_answer_does_not_depend_on_the_others_in_the_batch(load_vit):
+    model = load_vit(unsure=0.5)
+    images = vit_images(model)
     alone = [model.predict([image])[0] for image in images]
     assert [(p.task, p.label) for p in model.predict(images)] == [(p.task, p.label) for p in alone]
 
 
-def test_answers_to_compare_methods_by_are_those_of_predict(loaded):
-    model = loaded(unsure=0.5, confidence=50.0)
-    images = images_of(model)
+def test_answers_to_compare_methods_by_are_those_of_predict(load_vit):
+    model = load_vit(unsure=0.5, confidence=50.0)
+    images = vit_images(model)
     free = [answer for answer, _ in model.outcomes(images, [model.tasks[0]] * len(images))]
     assert [(p.task, p.label) for p in free] == [(p.task, p.label) for p in model.predict(images)]
 
 
 @pytest.mark.parametrize(("router", "count"), [({}, 3), ({"site": "M0"}, 1), ({"top_k": 2}, 1), ({"candidates": 2}, 2)])
-def test_several_tasks_answer_images_that_are_looked_at_again(loaded, router, count):
-    assert loaded(**router)._runtime.candidates == count
+def test_several_tasks_answer_images_that_are_looked_at_again(load_vit, router, count):
+    assert load_vit(**router)._runtime.candidates == count
 
 
-def test_a_decision_for_a_batch_a_set_and_an_abstention_have_no_candidates(loaded):
-    model = loaded(unsure=9.0)
-    assert not any(p.routing.confidences for p in model.predict(images_of(model), route="batch"))
+def test_a_decision_for_a_batch_a_set_and_an_abstention_have_no_candidates(load_vit):
+    model = load_vit(unsure=9.0)
+    assert not any(p.routing.confidences for p in model.predict(vit_images(model), route="batch"))
     one = Routing({"a": 1.0, "b": 2.0}, {}, [], "M0.cls", margin=0.0)
     two = Routing({"a": 1.0, "b": 2.0}, {}, ["a", "b"], "M0.cls", margin=0.0)
     assert spread([one, two], 1.0, 3) == [(0, one), (1, two)]
 
 
-def test_an_explanation_says_that_several_tasks_answered(loaded):
-    model = loaded(unsure=9.0)
-    text = describe(explain(model, images_of(model)[0]))
+def test_an_explanation_says_that_several_tasks_answered(load_vit):
+    model = load_vit(unsure=9.0)
+    text = describe(explain(model, vit_images(model)[0]))
     assert re.search(
         r"unclear, so several tasks answered; how sure their heads are: (\w+ 0\.\d\d(, )?){3}$", text, re.M
     )

@@ -5,28 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-import massmerge
+from answers import vit_images
 from massmerge.decision import CloserLook
 from massmerge.routing import margins, standardize
-from models import family_bundle, with_options
-
-IMAGES = list(torch.randn(12, 3, 32, 32, generator=torch.Generator().manual_seed(2)))
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    """A function that loads a bundle of image tasks with other options of the router."""
-    bundle = family_bundle(tmp_path_factory.getbasetemp(), "vit")
-
-    def load(**router):
-        return massmerge.load(with_options(bundle, tmp_path_factory.mktemp("look") / "bundle", router=router))
-
-    return load
-
-
-def images_of(model):
-    size = model._runtime.base.config.image_size
-    return [image[:, :size, :size] for image in IMAGES]
 
 
 def same(found, expected):
@@ -35,42 +16,42 @@ def same(found, expected):
     ) and found.residuals == pytest.approx(expected.residuals, abs=1e-4)
 
 
-def test_inputs_with_a_small_margin_are_decided_in_all_blocks_and_the_others_in_the_first(loaded):
-    early = loaded(unsure=0.0)
+def test_inputs_with_a_small_margin_are_decided_in_all_blocks_and_the_others_in_the_first(load_vit):
+    early = load_vit(unsure=0.0)
     everywhere = [site.name for site in early.sites if site.name[0] in "MO"]
-    deep = loaded(site=everywhere)
-    images = images_of(early)
+    deep = load_vit(site=everywhere)
+    images = vit_images(early)
     first, second = early.route(images), deep.route(images)
     limit = sorted(routing.margin for routing in first)[len(images) // 2]
-    found = loaded(unsure=limit).route(images)
+    found = load_vit(unsure=limit).route(images)
     unsure = [routing.margin < limit for routing in first]
     assert 0 < sum(unsure) < len(images)
     for one, a, b, closer in zip(found, first, second, unsure, strict=True):
         assert same(one, b if closer else a)
 
 
-def test_a_closer_look_at_everything_is_a_vote_of_all_blocks(loaded):
-    model = loaded(unsure=1e9)
-    deep = loaded(site=[site.name for site in model.sites if site.name[0] in "MO"])
-    images = images_of(model)
+def test_a_closer_look_at_everything_is_a_vote_of_all_blocks(load_vit):
+    model = load_vit(unsure=1e9)
+    deep = load_vit(site=[site.name for site in model.sites if site.name[0] in "MO"])
+    images = vit_images(model)
     assert all(same(a, b) for a, b in zip(model.route(images), deep.route(images), strict=True))
     together = [p.routing for p in model.predict(images, route="batch")]
     assert all(same(a, b.routing) for a, b in zip(together, deep.predict(images, route="batch"), strict=True))
 
 
-def test_what_is_decided_does_not_depend_on_the_others_in_the_batch(loaded):
-    model = loaded(unsure=0.5)
-    images = images_of(model)
+def test_what_is_decided_does_not_depend_on_the_others_in_the_batch(load_vit):
+    model = load_vit(unsure=0.5)
+    images = vit_images(model)
     alone = [model.route([image])[0] for image in images]
     assert all(same(a, b) for a, b in zip(model.route(images), alone, strict=True))
 
 
 @pytest.mark.parametrize("router", [{"unsure": 0.0}, {"site": "M0"}, {"first_pass": "base", "site": ["O0", "M1"]}])
-def test_named_voters_and_a_limit_of_nothing_have_no_closer_look(loaded, router):
-    assert loaded(**router)._runtime.closer is None
+def test_named_voters_and_a_limit_of_nothing_have_no_closer_look(load_vit, router):
+    assert load_vit(**router)._runtime.closer is None
 
 
-def test_the_routers_of_the_closer_look_are_made_once_and_only_when_needed(loaded):
+def test_the_routers_of_the_closer_look_are_made_once_and_only_when_needed(load_vit):
     made = []
 
     class First:
