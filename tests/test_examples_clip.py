@@ -106,7 +106,7 @@ def write_real_shapes(folder: Path, model: str, recipe: massmerge.Recipe) -> Non
         write_headers(folder / task.expert / "model.safetensors", shapes)
 
 
-@pytest.mark.parametrize(("model", "count"), [*((model, 8) for model in make.MODELS), ("ViT-B-32", 33)])
+@pytest.mark.parametrize(("model", "count"), [("ViT-B-32", 8), ("ViT-B-16", 14), ("ViT-L-14", 20), ("ViT-B-32", 33)])
 def test_a_recipe_plans_against_the_published_shapes(folder, model, count):
     path = make.write(model, count, "paper", folder)[0]
     recipe = massmerge.Recipe.load(path)
