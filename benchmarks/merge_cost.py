@@ -1,4 +1,4 @@
-"""Memory, size and time of whole merges at ViT-B/32 size: `python benchmarks/merge_cost.py [--tasks 4 8 14 20] [--json]`.
+"""Memory, size and time of merges at ViT-B/32 size: `python benchmarks/merge_cost.py [--tasks 4 20] [--method ties]`.
 
 Each merge runs in a process of its own, whose peak resident memory the operating system reports.
 """
@@ -8,13 +8,15 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import yaml
+
 from massmerge import Bundle
+from massmerge.methods import STATIC_METHODS
 from vit_b32 import make_recipe
 
 _CHILD = """
@@ -26,34 +28,36 @@ print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_m
 """
 
 
-def measure(tasks: int) -> dict[str, float]:
-    """Merge that many experts in a new process."""
+def measure(tasks: int, method: str | None) -> dict[str, float]:
+    """Merge that many experts in a new process, into a bundle or by a static method."""
     recipe = make_recipe(tasks)
     with tempfile.TemporaryDirectory(dir=recipe.parent) as folder:
         out = Path(folder) / "out"
+        if method:
+            data = yaml.safe_load(recipe.read_text())
+            recipe = recipe.with_name(f"{Path(folder).name}.yaml")
+            recipe.write_text(yaml.safe_dump({**data, "merge": {"method": method}}))
         child = subprocess.run(
             [sys.executable, "-c", _CHILD, str(recipe), str(out)], check=True, capture_output=True, text=True
         )
         seconds, peak = map(float, child.stdout.split())
-        bundle = Bundle(out, check=False)
-        result = {
-            "tasks": tasks,
-            "seconds": seconds,
-            "peak": peak,
-            "base": bundle.base_bytes,
-            "bytes": bundle.counted_bytes,
-        }
-        shutil.rmtree(out)
-    return result
+        if method:
+            recipe.unlink()
+            base = size = (out / "model.safetensors").stat().st_size
+        else:
+            bundle = Bundle(out, check=False)
+            base, size = bundle.base_bytes, bundle.counted_bytes
+    return {"tasks": tasks, "seconds": seconds, "peak": peak, "base": base, "bytes": size}
 
 
 def main() -> None:
     """Measure, print, and fail where a bound is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, nargs="+", default=[4, 8, 14, 20])
+    parser.add_argument("--method", choices=STATIC_METHODS, help="a static merge instead of a bundle")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rows = [measure(tasks) for tasks in options.tasks]
+    rows = [measure(tasks, options.method) for tasks in options.tasks]
     faults = []
     for row in rows:
         if row["bytes"] > 2.0 * row["base"]:
