@@ -72,7 +72,8 @@ def test_a_head_of_half_of_the_rows_is_compared_with_one_of_all():
         torch.manual_seed(0)
         found.append(_run(head_share=share))
     (whole, all_rows), (half, half_rows) = found
-    assert half_rows["frozen"] == all_rows["frozen"]
+    assert half_rows["frozen_head_of_all_rows"] == all_rows["frozen"] != half_rows["frozen"]
+    assert "frozen_head_of_all_rows" not in all_rows
     assert not torch.equal(whole.head.weight, half.head.weight)
 
 

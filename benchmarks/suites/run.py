@@ -24,7 +24,7 @@ from massmerge import __version__
 from massmerge.errors import InputError, MassError
 
 STEPS = ("fetch", "finetune", "merge", "evaluate", "report")
-DEFAULT_SETS = {"vision": ("core", "all"), "text": ("core", "all", "lora")}
+DEFAULT_SETS = {"vision": ("core", "extended"), "text": ("core", "extended", "lora")}
 QUICK_ROWS = 40
 
 

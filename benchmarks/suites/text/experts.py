@@ -39,8 +39,9 @@ def default_config(task: str, kind: Kind) -> Config:
     """The protocol of a task. Adapters start from nothing, so they take larger steps and are not pulled back to zero."""
     wanted = TASKS[task]
     if kind == "full":
-        return Config(wanted.samples, lr=wanted.lr)
-    return Config(min(wanted.samples, LORA_SAMPLES), lr=1e-3, weight_decay=0.0)
+        return Config(wanted.samples, lr=wanted.lr, head_share=wanted.head_share)
+    samples = min(wanted.samples, LORA_SAMPLES)
+    return Config(samples, lr=1e-3, weight_decay=0.0, head_share=wanted.head_share)
 
 
 def make_expert(task: str, kind: Kind, config: Config, quick: bool = False) -> Path:
