@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +17,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 import massmerge
+from massmerge.allocator import mapped_buffers
 from massmerge.assemble import assemble_bundle
 from massmerge.assemble_static import assemble_checkpoint, assemble_checkpoints
 from massmerge.bundle import file_sha256
@@ -32,8 +32,6 @@ from massmerge.prepare import Prepared, prepare, recipe_and_folder
 from massmerge.recipe import LinearHead, Recipe, TextHead
 from massmerge.static_parts import StaticParts
 from massmerge.workfolder import WorkFolder, refuse_target
-
-_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
 
 
 class Progress(Protocol):
@@ -117,7 +115,7 @@ def merge(
         return target
     _refuse_full_disk(target, prepared)
     try:
-        with work.opened():
+        with work.opened(), mapped_buffers():
             refuse_target(target, fingerprint, overwrite=overwrite)  # another merge may have published meanwhile
             _Run(prepared, work, progress).run(workers)
             _tell(findings(prepared, work), progress, strict=strict)
@@ -150,7 +148,6 @@ class _Run:
 
     def run(self, workers: int) -> None:
         """Finish every tensor, the largest first so that no worker is left with it at the end."""
-        _map_large_buffers()
         tensors = list(enumerate(self.prepared.plan.tensors))
         todo = [(i, t) for i, t in tensors if not self.work.finished(i)]
         with _one_thread_each(), ThreadPoolExecutor(workers, initializer=lambda: torch.set_num_threads(1)) as pool:
@@ -227,16 +224,6 @@ class _Run:
             if part["norm"][i] > 0 or not tensor.in_base:
                 part[f"{i}.whole"] = value.to(base.dtype).contiguous()
         return part
-
-
-def _map_large_buffers() -> None:
-    """Let the allocator map every buffer from 1 MB on by itself, and give it back when it is freed (glibc only).
-
-    Factors of all tasks and whole tensors live and die in turns. On the heap they leave holes that grow with the tasks:
-    981 MB at the peak with 20 experts of ViT-B/32 size, against 579 MB this way.
-    """
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 1 << 20)
 
 
 @contextmanager

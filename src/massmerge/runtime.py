@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from massmerge.allocator import keep_buffers
 from massmerge.base_model import load_base, make_fixed
 from massmerge.bundle import Bundle
 from massmerge.checkpoints.skeleton import Skeleton, Slot
@@ -124,6 +125,7 @@ def load_runtime(
         bundle.refuse_damage(bundle.damage(sums=check is True))
     with _collector_paused():
         runtime = _load(bundle, router, device, cache, check=bool(check))
+    keep_buffers()
     if check == "background":
         runtime.watch = DamageWatch(bundle)
     return runtime

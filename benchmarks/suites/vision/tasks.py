@@ -222,7 +222,7 @@ EXTENDED: dict[str, Callable[[], Examples]] = {
     "quickdraw_food": functools.partial(drawings, "quickdraw_food"),
     "quickdraw_furniture": functools.partial(drawings, "quickdraw_furniture"),
 }
-# Not in the sets that are built by default. The images of solar_cell are those of solar_defect, so no router can tell the two
+# Not in the sets that are built by default. The images of solar_cell are those of solar_defect, so no router can tell them
 # apart: a task for studies of that case.
 TASKS: dict[str, Callable[[], Examples]] = {
     **EXTENDED,

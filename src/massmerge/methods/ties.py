@@ -7,6 +7,8 @@ magnitudes of float32 are in the order of their 31 bits, so the upper 16 bits fi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -15,14 +17,16 @@ from massmerge.methods.rounds import Known, Round
 
 _LOW_BITS = 15
 _COARSE, _FINE = 1 << (31 - _LOW_BITS), 1 << _LOW_BITS
+_PIECE = 1 << 18
 
 
 def coarse_histogram(deltas: Deltas, known: Known) -> Tensor:
     """How many of each task's magnitudes lie in each bin (T, bins), by their upper bits. Zeros are not counted."""
     counts = torch.zeros(len(known.tasks), _COARSE, dtype=torch.int64)
     for task, delta in deltas:
-        bits = _bits(delta)
-        counts[known.tasks.index(task)] = torch.bincount(bits[bits > 0] >> _LOW_BITS, minlength=_COARSE)
+        row = counts[known.tasks.index(task)]
+        for bits in _bits(delta):
+            row += torch.bincount(bits[bits > 0] >> _LOW_BITS, minlength=_COARSE)
     return counts
 
 
@@ -42,9 +46,10 @@ def fine_histogram(deltas: Deltas, known: Known) -> Tensor:
     """How many of each task's magnitudes within its bin have each value of the lower bits (T, values)."""
     counts = torch.zeros(len(known.tasks), _FINE, dtype=torch.int64)
     for task, delta in deltas:
-        row, bits = known.tasks.index(task), _bits(delta)
-        inside = bits[(bits >> _LOW_BITS == known.found["bins"][row]) & (bits > 0)]
-        counts[row] = torch.bincount(inside & (_FINE - 1), minlength=_FINE)
+        row = known.tasks.index(task)
+        for bits in _bits(delta):
+            inside = bits[(bits >> _LOW_BITS == known.found["bins"][row]) & (bits > 0)]
+            counts[row] += torch.bincount(inside & (_FINE - 1), minlength=_FINE)
     return counts
 
 
@@ -75,23 +80,30 @@ ROUNDS = (
 
 def ties(deltas: Deltas, *, thresholds: dict[str, float], majority: int, combine: str) -> Tensor:
     """Entries of the trimmed deltas that agree with the elected sign, their mean or their sum."""
-    sign = _trimmed_sum(deltas, thresholds).sign()
-    sign = torch.where(sign == 0, majority, sign)
+    sign = _trimmed_sum(deltas, thresholds).sign_()
+    sign.masked_fill_(sign == 0, majority)
     total, agreeing = torch.zeros(deltas.shape), torch.zeros(deltas.shape)
     for task, delta in deltas:
-        agrees = (delta * sign > 0) & (delta.abs() >= thresholds[task])
-        total += delta * agrees
-        agreeing += agrees
-    return total / agreeing.clamp_min(1) if combine == "mean" else total
+        for change, elected, added, count in _pieces(delta, sign, total, agreeing):
+            agrees = (change * elected > 0) & (change.abs() >= thresholds[task])
+            added += change * agrees
+            count += agrees
+    return total.div_(agreeing.clamp_min_(1)) if combine == "mean" else total
 
 
 def _trimmed_sum(deltas: Deltas, thresholds: dict[str, float]) -> Tensor:
     total = torch.zeros(deltas.shape)
     for task, delta in deltas:
-        total += delta * (delta.abs() >= thresholds[task])
+        for change, added in _pieces(delta, total):
+            added += change * (change.abs() >= thresholds[task])
     return total
 
 
-def _bits(delta: Tensor) -> Tensor:
+def _bits(delta: Tensor) -> Iterator[Tensor]:
     """Magnitudes as whole numbers of the same order."""
-    return delta.abs().contiguous().view(torch.int32).flatten()
+    return (piece.abs().view(torch.int32) for (piece,) in _pieces(delta))
+
+
+def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same entries of tensors of one shape, few enough that what is computed of them stays in a processor's cache."""
+    return zip(*(tensor.reshape(-1).split(_PIECE) for tensor in tensors), strict=True)

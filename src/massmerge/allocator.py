@@ -1,0 +1,40 @@
+"""How large buffers are allocated (glibc only; elsewhere nothing is changed).
+
+A merge and a model want opposite things. A merge's buffers are all of other sizes, and on the heap they leave holes. A model
+allocates the same buffers for every batch, and memory that went back to the system in between comes back page by page,
+which can take as long as the arithmetic. Both settings are the process's: the last word holds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+_LARGEST_ON_HEAP = 32 << 20  # what glibc takes at most
+_NEVER = 2**31 - 1
+
+
+@contextmanager
+def mapped_buffers() -> Iterator[None]:
+    """Map every buffer from 1 MB on by itself, and give it back when it is freed; afterwards buffers are kept again.
+
+    Otherwise holes grow with the tasks: 981 MB at the peak of a merge of 20 experts of ViT-B/32 size, against 579 MB.
+    """
+    _set(_MMAP_THRESHOLD, 1 << 20)
+    try:
+        yield
+    finally:
+        keep_buffers()
+
+
+def keep_buffers() -> None:
+    """Take buffers of up to 32 MB from the heap, and keep what is freed for the next batch."""
+    _set(_MMAP_THRESHOLD, _LARGEST_ON_HEAP)
+    _set(_TRIM_THRESHOLD, _NEVER)
+
+
+def _set(parameter: int, value: int) -> None:
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mallopt(parameter, value)
