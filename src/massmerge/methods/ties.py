@@ -106,4 +106,4 @@ def _bits(delta: Tensor) -> Iterator[Tensor]:
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The same entries of tensors of one shape, few enough that what is computed of them stays in a processor's cache."""
-    return zip(*(tensor.reshape(-1).split(_PIECE) for tensor in tensors), strict=True)
+    return zip(*(torch.split(tensor.reshape(-1), _PIECE) for tensor in tensors), strict=True)
