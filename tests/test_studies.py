@@ -12,10 +12,10 @@ from massmerge.evaluation.studies import STUDIES
 from massmerge.evaluation.studies.cells import Cells, checksum
 from massmerge.evaluation.studies.figures import summarize
 from massmerge.evaluation.studies.opening import open_studies
-from massmerge.evaluation.studies.result import Result, verdict_words
+from massmerge.evaluation.studies.result import verdict_words
 from massmerge.evaluation.studies.run import run_studies
 from massmerge.evaluation.studies.settings import Settings
-from massmerge.evaluation.studies.study import Finding, Study, Verdict
+from massmerge.evaluation.studies.study import Study, Verdict
 from models import with_options
 from study_suite import study_bundle, write_study_suite
 
@@ -106,17 +106,17 @@ def test_a_mean_is_over_tasks_and_its_margin_is_of_their_rows():
     assert summarize({"a": 0.5, "b": 1.0}, {"a": 1, "b": 1}, {"a": 0.5}).normalised is None
 
 
-def result_of(**changes):
+def verdict_of(**changes):
     values = {"measure": "accuracy", "best": "other", "best_value": 0.9, "mass": "default", "mass_value": 0.8,
               "margin": 0.02, "why": "Two tasks look alike."} | changes  # fmt: skip
-    return Result(STUDIES["layers"], Finding([], Verdict(**values), [], []), {}, 1.0)
+    return Verdict(**values)
 
 
 def test_a_verdict_says_who_won_and_where_mass_did_not_why():
-    assert verdict_words(result_of(mass_value=0.95)) == "MASS (default) is the best: accuracy 95.0 %."
-    lost = verdict_words(result_of())
+    assert verdict_words(verdict_of(mass_value=0.95)) == "MASS (default) is the best: accuracy 95.0 %."
+    lost = verdict_words(verdict_of())
     assert lost == "other is the best: accuracy 90.0 %, MASS (default) 80.0 %, 10.0 points less. Two tasks look alike."
-    assert "within the margin of 2.0 points" in verdict_words(result_of(mass_value=0.89))
+    assert "within the margin of 2.0 points" in verdict_words(verdict_of(mass_value=0.89))
 
 
 # What is refused

@@ -100,6 +100,10 @@ def _needs(one: Any) -> str:
 
 def describe(result: Result) -> str:
     """A study for the terminal: who won, and the tables."""
-    parts = [click.style(result.study.title, bold=True), verdict_words(result), "\n".join(result.finding.sentences)]
+    parts = [
+        click.style(result.study.title, bold=True),
+        verdict_words(result.finding.verdict),
+        "\n".join(result.finding.sentences),
+    ]
     parts += [table(part.headers, part.rows) for part in result.finding.parts if isinstance(part, Table)]
     return "\n\n".join(part for part in [*parts, *result.finding.notes] if part)

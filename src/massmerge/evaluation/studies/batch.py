@@ -96,11 +96,13 @@ def _sentences(rows: list[dict[str, Any]]) -> list[str]:
     shared = [row for row in rows if row["decides"] == ALL_INPUTS]
     perfect = next((row for row in shared if row["routing"]["mean"] >= 0.99), None)
     last = shared[-1]
-    return [
-        f"From {perfect['size']} inputs a decision on, 99 % of inputs go to their own task."
-        if perfect
-        else f"With {last['size']} inputs a decision {percent(last['routing']['mean'])} of inputs go to their own task.",
-    ]
+    if perfect is None:
+        return [
+            f"With {last['size']} inputs a decision {percent(last['routing']['mean'])} of inputs go to their own task."
+        ]
+    if perfect["size"] == 1:
+        return ["Decided one by one, 99 % of inputs go to their own task already."]
+    return [f"From {perfect['size']} inputs a decision on, 99 % of inputs go to their own task."]
 
 
 def _parts(context: StudyContext, rows: list[dict[str, Any]]) -> list[Table | Picture]:

@@ -14,6 +14,7 @@ from massmerge.evaluation.run import Progress, silent
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.settings import Settings
 from massmerge.evaluation.studies.study import Study
+from massmerge.evaluation.suite import Suite
 from massmerge.prepare import Prepared as Sources
 from massmerge.prepare import prepare, recipe_and_folder
 from massmerge.recipe import Recipe
@@ -69,6 +70,7 @@ def open_studies(
         InputError: something is wrong or missing; nothing has been computed then.
     """
     require_matplotlib()
+    Suite.load(suite)  # its own faults are told first, whatever else is missing
     if bundle is None and recipe is None:
         raise InputError("a study needs a bundle or a recipe: --bundle out/ or --recipe recipe.yaml.")
     given = _own_recipe(bundle) if recipe is None else recipe_and_folder(recipe, None)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from massmerge.evaluation.report import Heading, Items, Numbers, Part, Table, Text, write_report
 from massmerge.evaluation.studies.result import Result, about_lines, study_parts, verdict_words
+from massmerge.evaluation.studies.study import Verdict
 
 _BEGIN = (
     "One backbone was fine-tuned once for each task. MASS stores these experts as one bundle; an input comes without a task "
@@ -27,27 +28,8 @@ def write_overview(results: Sequence[Result], left_out: Mapping[str, str], folde
 
 def overview_parts(results: Sequence[Result], left_out: Mapping[str, str]) -> list[Part]:
     """The report of all studies: who won, what it was measured on, then each study by itself."""
-    data = results[0].about["data"]
-    rows = sum(one["rows"] for one in data.values())
-    wins = sum(result.finding.verdict.won for result in results)
-    ties = sum(result.finding.verdict.tied for result in results)
-    numbers = [
-        (f"{wins} of {len(results)}", "studies are won by MASS as it is shipped"),
-        (f"{ties}", "more are lost by less than other rows would move the figures"),
-        (f"{rows:,}", f"rows of {len(data)} tasks were answered"),
-    ]
-    headers = ["study", "measure", "best", "figure", "MASS", "its figure", "won"]
-    parts: list[Part] = [
-        Text(_BEGIN),
-        Numbers(numbers),
-        Heading("Who won"),
-        Table(headers, list(map(_winner, results))),
-    ]
-    lost = [f"{one.study.name}: {verdict_words(one)}" for one in results if not one.finding.verdict.won]
-    if lost:
-        parts += [Heading("Where MASS does not win"), Items(lost)]
-    measured = [[task, f"{one['rows']:,}", f"{one['total']:,}"] for task, one in data.items()]
-    parts += [Heading("What was measured"), Table(["task", "rows", "of"], measured)]
+    verdicts = {result.study.name: result.finding.verdict for result in results}
+    parts = verdict_parts(verdicts, results[0].about["data"])
     for result in results:
         parts += [Heading(f"{result.study.name}: {result.study.title}"), *study_parts(result)]
     if left_out:
@@ -55,11 +37,30 @@ def overview_parts(results: Sequence[Result], left_out: Mapping[str, str]) -> li
     return [*parts, Heading("How it was measured"), Items(about_lines(results))]
 
 
-def _winner(result: Result) -> list[str]:
-    verdict = result.finding.verdict
+def verdict_parts(verdicts: Mapping[str, Verdict], data: Mapping[str, Mapping[str, int]]) -> list[Part]:
+    """Who won which study, and how many rows of each task there were (`rows` of `total`)."""
+    rows = sum(one["rows"] for one in data.values())
+    wins = sum(verdict.won for verdict in verdicts.values())
+    ties = sum(verdict.tied for verdict in verdicts.values())
+    numbers = [
+        (f"{wins} of {len(verdicts)}", "studies are won by MASS as it is shipped"),
+        (f"{ties}", "more are lost by less than other rows would move the figures"),
+        (f"{rows:,}", f"rows of {len(data)} tasks were answered"),
+    ]
+    headers = ["study", "measure", "best", "figure", "MASS", "its figure", "won"]
+    winners = [_winner(name, verdict) for name, verdict in verdicts.items()]
+    parts: list[Part] = [Text(_BEGIN), Numbers(numbers), Heading("Who won"), Table(headers, winners)]
+    lost = [f"{name}: {verdict_words(verdict)}" for name, verdict in verdicts.items() if not verdict.won]
+    if lost:
+        parts += [Heading("Where MASS does not win"), Items(lost)]
+    measured = [[task, f"{one['rows']:,}", f"{one['total']:,}"] for task, one in data.items()]
+    return [*parts, Heading("What was measured"), Table(["task", "rows", "of"], measured)]
+
+
+def _winner(name: str, verdict: Verdict) -> list[str]:
     won = "yes" if verdict.won else "tie" if verdict.tied else "no"
     return [
-        result.study.name,
+        name,
         verdict.measure,
         verdict.mass if verdict.won else verdict.best,
         f"{100 * max(verdict.best_value, verdict.mass_value):.1f} %",

@@ -13,7 +13,7 @@ from typing import Any
 
 import massmerge
 from massmerge.evaluation.report import Heading, Items, Part, Text, write_report
-from massmerge.evaluation.studies.study import Finding, Study
+from massmerge.evaluation.studies.study import Finding, Study, Verdict
 
 _LIBRARIES = ("torch", "transformers", "numpy", "optuna")
 
@@ -72,15 +72,18 @@ def write_result(result: Result, folder: Path) -> None:
 def study_parts(result: Result) -> list[Part]:
     """Question, what was found, tables and plots of one study."""
     found = result.finding
-    parts: list[Part] = [Text(result.study.question), Items([verdict_words(result), *found.sentences]), *found.parts]
+    parts: list[Part] = [
+        Text(result.study.question),
+        Items([verdict_words(found.verdict), *found.sentences]),
+        *found.parts,
+    ]
     if found.notes:
         parts.append(Items(found.notes))
     return parts
 
 
-def verdict_words(result: Result) -> str:
+def verdict_words(verdict: Verdict) -> str:
     """Who won, in a sentence; where MASS did not, by how much and why."""
-    verdict = result.finding.verdict
     figures = f"{100 * verdict.mass_value:.1f} %"
     if verdict.won:
         level = verdict.best_value == verdict.mass_value and verdict.best != verdict.mass
