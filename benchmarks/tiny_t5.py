@@ -30,10 +30,10 @@ from massmerge.tensorfile import read_header, read_tensor
 
 SUITE = Path("~/.cache/massmerge/suites/text").expanduser()
 TASKS = ("products", "surnames", "questions")
-WIDTH, LAYERS, TOKENS, BATCH, PIECES = 128, 2, 24, 32, 4000
+WIDTH, LAYERS, TOKENS, BATCH, PIECES = 128, 4, 24, 32, 4000
 BASE_STEPS, EXPERT_STEPS = 600, 400
 ROWS = 100  # test rows of each task
-PLACE = Path(f"~/.cache/massmerge/tiny_t5/{'-'.join(TASKS)}-{BASE_STEPS}-{EXPERT_STEPS}").expanduser()
+PLACE = Path(f"~/.cache/massmerge/tiny_t5/{'-'.join(TASKS)}-{LAYERS}-{BASE_STEPS}-{EXPERT_STEPS}").expanduser()
 
 Pair = tuple[str, str]
 

@@ -37,3 +37,10 @@ def test_a_merge_that_fails_leaves_buffers_kept():
     with pytest.raises(ValueError, match="no"), mapped_buffers():
         raise ValueError("no")
     assert share_taken(8) < 0.25
+
+
+def test_settings_of_the_environment_are_left_alone(monkeypatch):
+    keep_buffers()
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000000000")
+    with mapped_buffers():
+        assert share_taken(30) < 0.25

@@ -2,18 +2,21 @@
 
 A merge and a model want opposite things. A merge's buffers are all of other sizes, and on the heap they leave holes. A model
 allocates the same buffers for every batch, and memory that went back to the system in between comes back page by page,
-which can take as long as the arithmetic. Both settings are the process's: the last word holds.
+which can take as long as the arithmetic. Both settings are the process's: the last word holds. Who has set the allocator by
+glibc's own environment variables is left alone.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
 _LARGEST_ON_HEAP = 32 << 20  # what glibc takes at most
 _NEVER = 2**31 - 1
+_OWN_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 @contextmanager
@@ -36,5 +39,7 @@ def keep_buffers() -> None:
 
 
 def _set(parameter: int, value: int) -> None:
+    if any(name in os.environ for name in _OWN_SETTINGS):
+        return
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(parameter, value)
