@@ -98,8 +98,8 @@ def _experts(folder: Path, title: str) -> list[str]:
 
 
 _HEADS = (
-    "*Frozen* is the expert's own head on the backbone as it was. Where that head was fitted on half of the training rows, a "
-    "frozen head of all of them stands beside it."
+    "*Frozen* is the expert's own head on the backbone as it was. Where that head was fitted on half of the training rows, "
+    "a frozen head of all of them stands beside it."
 )
 
 
