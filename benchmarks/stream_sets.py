@@ -1,4 +1,4 @@
-"""Which sets a mixed stream selects: `python benchmarks/stream_sets.py` writes `stream_sets.json` for `answer_cost.py`.
+"""Which sets a mixed stream selects: `python -m benchmarks.stream_sets` writes `stream_sets.json` for `answer_cost.py`.
 
 Test rows of the eight image tasks, equally many of each, are routed by the bundle that `make suite-vision` has built, and
 selected as in the paper: tasks of weight 0.2 or more, at most three. Only places of tasks are kept, not their names.

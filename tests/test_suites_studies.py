@@ -5,7 +5,8 @@ import re
 
 from benchmarks.suites.studies import main, write_page
 
-REPORT = "# {0}: s\n\n- {1}\n\n![What it shows.]({0}.png)\n\n## How it was measured\n\n- command: `mass study {0}`\n"
+REPORT = "# {0}: s\n\n- {1}\n\n![What it shows.]({0}.png)\n\n"
+REPORT += "## How it was measured\n\n- command: `mass study {0} --out /x/y`\n"
 
 
 def write_study(folder, name, finding="a finding", mass_value=0.9):
@@ -30,6 +31,7 @@ def test_reports_become_sections_of_one_page_and_what_is_missing_is_named(tmp_pa
     ]  # fmt: skip
     assert "Not run on this suite yet: methods, routers" in text and "**2 of 2** studies are won" in text
     for name in ("batch", "layers"):
+        assert f"- command: `mass study {name} --out study`" in text
         assert f"![What it shows.](studies-text-{name}.png)" in text
         assert (tmp_path / f"studies-text-{name}.png").read_bytes() == f"{name} a finding".encode()
 

@@ -64,7 +64,7 @@ def _section(name: str, title: str, report: Path, prefix: str, target: Path) -> 
         shutil.copyfile(report / picture, target / f"{prefix}-{picture}")
         text = text.replace(f"]({picture})", f"]({prefix}-{picture})")
     text = text.replace("## How it was measured", "**How it was measured**").replace(str(Path.home()), "~")
-    text = re.sub(r" --out \S+", " --out study", text)  # where it ran says nothing
+    text = re.sub(r" --out [^\s`]+", " --out study", text)  # where it ran says nothing
     return f"## {name}: {title}\n\n{text.strip()}"
 
 
