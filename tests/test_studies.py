@@ -308,3 +308,12 @@ def test_wrong_calls_end_with_code_2(suite, bundle):
 def test_quick_takes_a_small_sample(suite, bundle, tmp_path):
     assert context_of(suite, bundle, tmp_path, quick=True).settings.limit == 20
     assert context_of(suite, bundle, tmp_path, quick=True, limit=5).settings.limit == 5
+
+
+@pytest.mark.parametrize("name", ["scaling", "leave_one_out", "ablation"])
+def test_a_second_run_in_an_empty_folder_finds_the_same(name, suite, bundle, recipe, tmp_path, no_plots):
+    first, second = (
+        run_studies(name, suite, tmp_path / str(i), bundle=bundle, recipe=recipe, settings=Settings(quick=True))[0]
+        for i in range(2)
+    )
+    assert first.finding.rows == second.finding.rows and first.finding.verdict == second.finding.verdict
