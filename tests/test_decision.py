@@ -1,13 +1,17 @@
 """A closer look at images of which the first blocks are not sure, against bundles whose voters are named."""
 
+import copy
 import dataclasses
 
 import pytest
 import torch
 
 from answers import vit_images
-from massmerge.decision import CloserLook
-from massmerge.routing import margins, standardize
+from massmerge.decision import Choice, CloserLook, decide
+from massmerge.recipe import RouterOptions, Unknown
+from massmerge.routing import Activation, Voter, margins, standardize
+from massmerge.routing.projection import ProjectionRouter
+from massmerge.routing.sites import Site
 
 
 def same(found, expected):
@@ -60,6 +64,25 @@ def test_the_routers_of_the_closer_look_are_made_once_and_only_when_needed(load_
     look = CloserLook(First(), lambda: made.append(1) or [len(made)])
     assert made == []
     assert look.routers == look.routers == [1]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_voters_that_share_a_router_decide_as_voters_with_routers_of_their_own(shared):
+    torch.manual_seed(4)
+    first, second = (ProjectionRouter([torch.linalg.qr(torch.randn(12, 3)).Q.mT for _ in range(4)]) for _ in range(2))
+    site = Site("M0", ("layer.0",), 12, 0.0)
+    voters = [Voter(site, token) for token in ("cls", "mean", "each", "cls")]
+    seen = [Activation(torch.randn(5, 12)) for _ in voters]
+    seen[2] = Activation(torch.randn(9, 12), torch.tensor([1, 2, 3, 1, 2]))
+    choice = Choice(list("abcd"), [0, 1, 3], RouterOptions(), 2, Unknown())
+    found = decide(seen, voters, [first, first, first, second], choice, shared=shared)
+    alone = decide(seen, voters, [first, copy.copy(first), copy.copy(first), second], choice, shared=shared)
+    for one, other in zip(found, alone, strict=True):
+        assert one.selected == other.selected
+        assert one.residuals == pytest.approx(other.residuals, abs=1e-5)
+        assert (one.lift, one.agreement, one.margin) == pytest.approx(
+            (other.lift, other.agreement, other.margin), abs=1e-5
+        )
 
 
 def test_a_margin_is_the_lead_of_the_best_task_in_mean_standardised_residuals():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -81,7 +82,7 @@ def decide(
         a if isinstance(r, ProjectionRouter) else Activation(a.pooled())
         for r, a in zip(routers, activations, strict=True)
     ]
-    everything = [router(a.vectors) for router, a in zip(routers, seen, strict=True)]
+    everything = _scores(routers, seen)
     scores = [a.averaged(s)[:, choice.allowed] for a, s in zip(seen, everything, strict=True)]
     if shared:
         scores = [s.mean(0, keepdim=True) for s in scores]
@@ -91,6 +92,17 @@ def decide(
     chosen = select(weights, options.threshold, choice.top_k)
     lifts = _lifts(routers, seen, everything, [choice.allowed[c[0]] for c in chosen])
     return _routings(residuals, weights, chosen, scores, lifts, voters, choice)
+
+
+def _scores(routers: list[Router], seen: list[Activation]) -> list[Tensor]:
+    """What each voter's router gives; tokens of one site share a router, whose vectors are read once for all of them."""
+    vectors = [a.vectors for a in seen]
+    found: list[Tensor] = []
+    for _, voters in groupby(range(len(routers)), key=lambda i: id(routers[i])):
+        own = list(voters)
+        together = routers[own[0]](torch.cat([vectors[i] for i in own]) if len(own) > 1 else vectors[own[0]])
+        found += torch.split(together, [len(vectors[i]) for i in own])
+    return found
 
 
 def _routings(
