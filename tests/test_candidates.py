@@ -1,12 +1,13 @@
 """Unclear images are answered by several tasks, against asking each of them by name."""
 
+import math
 import re
 
 import pytest
 
 from answers import vit_images
 from massmerge.answers import Prediction, Routing
-from massmerge.candidates import settle, spread
+from massmerge.candidates import certainty, settle, spread
 from massmerge.cli.explain import describe
 from massmerge.explanation import explain
 
@@ -19,7 +20,12 @@ def naive(model, image, count, limit, confidence):
     voters = len(routing.site.split())
     tasks = sorted(routing.residuals, key=routing.residuals.get)[:count]
     answers = {task: model.predict([image], task=task)[0] for task in tasks}
-    return answers[min(tasks, key=lambda task: routing.residuals[task] / voters - confidence * answers[task].score)]
+
+    def rank(task):
+        odds = answers[task].score / (1 - answers[task].score)
+        return routing.residuals[task] / voters - confidence * math.log(odds) / 10
+
+    return answers[min(tasks, key=rank)]
 
 
 @pytest.mark.parametrize("confidence", [0.0, 0.5, 50.0])
@@ -62,7 +68,7 @@ def test_answers_to_compare_methods_by_are_those_of_predict(load_vit):
     assert [(p.task, p.label) for p in free] == [(p.task, p.label) for p in model.predict(images)]
 
 
-@pytest.mark.parametrize(("router", "count"), [({}, 3), ({"site": "M0"}, 1), ({"top_k": 2}, 1), ({"candidates": 2}, 2)])
+@pytest.mark.parametrize(("router", "count"), [({}, 4), ({"site": "M0"}, 1), ({"top_k": 2}, 1), ({"candidates": 2}, 2)])
 def test_several_tasks_answer_images_that_are_looked_at_again(load_vit, router, count):
     assert load_vit(**router)._runtime.candidates == count
 
@@ -81,6 +87,12 @@ def test_an_explanation_says_that_several_tasks_answered(load_vit):
     assert re.search(
         r"unclear, so several tasks answered; how sure their heads are: (\w+ 0\.\d\d(, )?){3}$", text, re.M
     )
+
+
+def test_certainty_grows_with_the_probability_also_where_that_is_almost_one():
+    found = [certainty(p) for p in (0.0, 0.01, 0.5, 0.9, 0.99, 0.999, 0.99995, 1.0)]
+    assert found == sorted(found) and found[0] == -1.0 and found[2] == 0.0 and found[-1] == 1.0
+    assert found[4] == pytest.approx(math.log(99) / 10)
 
 
 def test_a_head_that_gives_a_number_has_no_confidence():

@@ -50,6 +50,25 @@ def test_what_is_decided_does_not_depend_on_the_others_in_the_batch(load_vit):
     assert all(same(a, b) for a, b in zip(model.route(images), alone, strict=True))
 
 
+def test_inputs_of_tasks_that_look_alike_to_the_first_blocks_are_looked_at_again(load_vit):
+    model = load_vit(unsure=1e-6, candidates=1)
+    deep = load_vit(site=[site.name for site in model.sites if site.name[0] in "MO"])
+    images = vit_images(model)
+    first, second = model.route(images), deep.route(images)
+    one, other, *rest = range(len(model.tasks))
+    model._runtime.closer._kin[one, other] = model._runtime.closer._kin[other, one] = True
+    alike = [r.selected[0] in (model.tasks[one], model.tasks[other]) for r in first]
+    assert 0 < sum(alike) < len(images)
+    for found, a, b, again in zip(model.route(images), first, second, alike, strict=True):
+        assert same(found, b if again else a)
+    # A task that may not be chosen is mistaken for nothing.
+    names = [model.tasks[i] for i in (one, *rest)]
+    assert model._runtime.closer.needed([9.0], [one], [one, *rest]) == []
+    assert all(same(a.routing, b.routing) for a, b in zip(
+        model.predict(images, task=names), load_vit(unsure=1e-6, candidates=1).predict(images, task=names), strict=True
+    ))  # fmt: skip
+
+
 @pytest.mark.parametrize("router", [{"unsure": 0.0}, {"site": "M0"}, {"first_pass": "base", "site": ["O0", "M1"]}])
 def test_named_voters_and_a_limit_of_nothing_have_no_closer_look(load_vit, router):
     assert load_vit(**router)._runtime.closer is None
@@ -61,7 +80,7 @@ def test_the_routers_of_the_closer_look_are_made_once_and_only_when_needed(load_
     class First:
         voters = ()
 
-    look = CloserLook(First(), lambda: made.append(1) or [len(made)])
+    look = CloserLook(First(), lambda: made.append(1) or [len(made)], torch.zeros(2, 2, dtype=torch.bool), 0.3)
     assert made == []
     assert look.routers == look.routers == [1]
 

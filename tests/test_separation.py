@@ -55,6 +55,16 @@ def test_a_task_that_changes_nothing_at_a_site_overlaps_with_nothing():
     assert found.overlap[0, 1] == found.chance[0, 1] == 0
 
 
+def test_tasks_that_share_more_than_pairs_mostly_do_are_kin():
+    shared, bases = basis(6, 128, 50), [basis(12, 128, seed) for seed in range(6)]
+    for i in (1, 4):  # half of each is the same
+        bases[i] = torch.linalg.qr(torch.cat([shared, bases[i][6:]]).mT)[0].mT
+    kin = separation([bases]).kin()
+    assert kin.nonzero().tolist() == [[1, 4], [4, 1]]
+    assert not separation([[bases[1], bases[4]]]).kin().any()  # one pair, and nothing to compare it with
+    assert not separation([[bases[0]]]).kin().any()
+
+
 def test_directions_that_alike_tasks_share_are_taken_out():
     v = basis(14, 64, 3)
     shared, own = v[:8], [v[8:10], v[10:12], v[12:14]]

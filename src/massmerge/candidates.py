@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from massmerge.answers import Prediction, Routing
+
+_FULL = 10.0  # log-odds of a head that counts as certain: 0.99995
 
 
 def spread(routings: Sequence[Routing], unsure: float, count: int) -> list[tuple[int, Routing]]:
@@ -42,14 +45,20 @@ def settle(
     return [several[0] if len(several) == 1 else _settled(several, confidence, labels) for several in found.values()]
 
 
+def certainty(probability: float) -> float:
+    """How sure a head is, from −1 to 1, by the log-odds of its best label: they tell 0.99 from 0.9999."""
+    kept = min(max(probability, 1e-9), 1 - 1e-9)
+    return max(-1.0, min(1.0, math.log(kept / (1 - kept)) / _FULL))
+
+
 def _settled(several: list[Prediction], confidence: float, labels: Mapping[str, Sequence[str]]) -> Prediction:
     # A head with one output gives a number, which says nothing of how sure it is.
     sure = {str(one.task): (one.score or 0.0) * (len(labels[str(one.task)]) > 1) for one in several}
 
     def rank(one: Prediction) -> float:
         assert one.routing is not None
-        voters = len(one.routing.site.split())
-        return one.routing.residuals[str(one.task)] / voters - confidence * sure[str(one.task)]
+        task, voters = str(one.task), len(one.routing.site.split())
+        return one.routing.residuals[task] / voters - confidence * (certainty(sure[task]) if sure[task] else 0.0)
 
     best = min(several, key=rank)
     assert best.routing is not None

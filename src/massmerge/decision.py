@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -43,10 +43,15 @@ class CloserLook:
     Args:
         first_pass: a pass up to the last of these voters.
         make_routers: makes their routers, when an input needs them for the first time.
+        kin: which tasks look alike to the first blocks (T, T), which can then not be sure of either.
+        unsure: an input whose best task leads the next by less is looked at again.
     """
 
-    def __init__(self, first_pass: FirstPass, make_routers: Callable[[], list[Router]]) -> None:
+    def __init__(
+        self, first_pass: FirstPass, make_routers: Callable[[], list[Router]], kin: Tensor, unsure: float
+    ) -> None:
         self.first_pass, self._make = first_pass, make_routers
+        self._kin, self._unsure = kin, unsure
         self._routers: list[Router] | None = None
         self._lock = threading.Lock()
 
@@ -54,6 +59,21 @@ class CloserLook:
     def voters(self) -> list[Voter]:
         """Who votes."""
         return self.first_pass.voters
+
+    def needed(self, leads: Sequence[float | None], best: Sequence[int], allowed: Sequence[int]) -> list[int]:
+        """Positions of the inputs that the first blocks are not sure of.
+
+        Args:
+            leads: how far the best task of each is ahead; None where there is no other.
+            best: which task that is.
+            allowed: the tasks that it was chosen among.
+        """
+        mistaken = self._kin[:, list(allowed)].any(1).tolist()
+        return [
+            i
+            for i, (lead, task) in enumerate(zip(leads, best, strict=True))
+            if lead is not None and (lead < self._unsure or mistaken[task])
+        ]
 
     @property
     def routers(self) -> list[Router]:

@@ -93,7 +93,7 @@ class RouterOptions(Part):
     unsure: Annotated[float, Field(ge=0.0)] = 0.3
     """With `site: auto` on images: an input whose best task leads by less is looked at again in all blocks."""
     candidates: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    """How many tasks answer an input that is still unsure; auto: 3 on images that are looked at again, else 1."""
+    """How many tasks answer an input that is still unsure; auto: 4 on images that are looked at again, else 1."""
     confidence: Annotated[float, Field(ge=0.0)] = 0.5
     """What a head's full certainty is worth then, in standard deviations of the vote."""
     top_k: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"

@@ -142,7 +142,8 @@ class Routed:
         routings = decide(activations, runtime.voters, runtime.routers, choice, shared=shared)
         timings["routing"] = milliseconds(began)
         closer = runtime.closer
-        unsure = [i for i, r in enumerate(routings) if r.margin is not None and r.margin < options.unsure]
+        best = [self.tasks.index(min(r.residuals, key=r.residuals.__getitem__)) for r in routings]
+        unsure = closer.needed([r.margin for r in routings], best, allowed) if closer else []
         if closer is None or not unsure:
             return routings, timings
         began = time.perf_counter()

@@ -28,6 +28,8 @@ from massmerge.heads.runtime import Head, ShellHead, load_head
 from massmerge.inputs import InputReader, Row
 from massmerge.recipe import MergeKind, Recipe
 from massmerge.routing import FirstPass, Site, Voter
+from massmerge.routing.projection import ProjectionRouter
+from massmerge.routing.separation import separation
 from massmerge.routing.sites import probe_inputs, watched_sites
 from massmerge.subspace import SecondPass, SetChanges
 from massmerge.subspace.cache import DenseCache
@@ -37,7 +39,7 @@ from massmerge.trees import shared_copy
 from massmerge.voters import choose_voters, make_routers
 
 _KNOWN_SETS = 256  # sets whose small cores and norms are kept at hand
-_CANDIDATES = 3  # tasks that answer an unclear image
+_CANDIDATES = 4  # tasks that answer an unclear image
 
 
 @dataclass
@@ -206,7 +208,7 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
         DenseCache(cache, second),
         _changes_maker(base, tensors, bundle.recipe.answer.merge),
         tensors,
-        _closer_look(bundle, base, sites, kind, tensors) if image else None,
+        _closer_look(bundle, base, sites, kind, tensors, routers) if image else None,
     )
 
 
@@ -246,14 +248,16 @@ def _changes_maker(base: PreTrainedModel, tensors: TaskTensors, merge: MergeKind
 
 
 def _closer_look(
-    bundle: Bundle, base: PreTrainedModel, sites: list[Site], kind: str, tensors: TaskTensors
+    bundle: Bundle, base: PreTrainedModel, sites: list[Site], kind: str, tensors: TaskTensors, first: list[Router]
 ) -> CloserLook | None:
     """All sites vote where those of the first half, which the defaults choose for images, are not sure."""
     options = bundle.recipe.router
     if kind != "projection" or options.first_pass == "fixed" or options.site != "auto" or options.unsure <= 0:
         return None
     voters = choose_voters(bundle.recipe, sites, base, tensors, half=False)
-    return CloserLook(FirstPass(base, voters), lambda: make_routers(bundle, kind, voters, tensors))
+    bases = [router.bases for router in dict.fromkeys(first) if isinstance(router, ProjectionRouter)]
+    kin = separation(bases).kin()
+    return CloserLook(FirstPass(base, voters), lambda: make_routers(bundle, kind, voters, tensors), kin, options.unsure)
 
 
 def _device(name: str) -> torch.device:

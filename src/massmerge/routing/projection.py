@@ -31,6 +31,11 @@ class ProjectionRouter:
         self._chance = torch.tensor([rank / self.stacked.shape[1] if rank else torch.inf for rank in self.ranks])
         self._whitener = mahalanobis_whitener(self.stacked) if score == "mahalanobis" else None
 
+    @property
+    def bases(self) -> list[Tensor]:
+        """For each task its rows."""
+        return list(torch.split(self.stacked, self.ranks))
+
     def captured(self, z: Tensor) -> Tensor:
         """`‖V_i z‖²` (batch, T), all tasks by one product."""
         return (z @ self.stacked.mT).square() @ self._owner
@@ -77,7 +82,7 @@ class ProjectionRouter:
 
     def _remainders(self, z: Tensor) -> list[Tensor]:
         """What remains of the activations after projection on each task."""
-        return [z - (z @ v.to(z.dtype).mT) @ v.to(z.dtype) for v in torch.split(self.stacked, self.ranks)]
+        return [z - (z @ v.to(z.dtype).mT) @ v.to(z.dtype) for v in self.bases]
 
 
 def mahalanobis_whitener(v: Tensor, ridge: float = 1e-3) -> Tensor:

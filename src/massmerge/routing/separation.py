@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 _ALIKE = 0.5
+_KIN = 1.5
 _RANDOM = 1.5
 _ROUNDING = 1e-4
 
@@ -36,6 +38,16 @@ class Separation:
         """
         others = [i for i in range(len(self.overlap)) if i != task]
         return bool((self.overlap[task, others] < _RANDOM * self.chance[task, others]).all())
+
+    def kin(self) -> Tensor:
+        """Which tasks share clearly more than pairs of tasks mostly do (T, T).
+
+        Their inputs look alike, as drawings of animals and drawings of furniture do, and early blocks see little else.
+        """
+        others = ~torch.eye(len(self.overlap), dtype=torch.bool)
+        if len(self.overlap) < 3:
+            return torch.zeros_like(others)  # one pair has nothing to be compared with
+        return (self.overlap > _KIN * self.overlap[others].median()) & others
 
 
 def without_common(bases: list[Tensor]) -> list[Tensor]:
@@ -70,14 +82,15 @@ def separation(sites: list[list[Tensor]]) -> Separation:
     Args:
         sites: for each site the tasks' orthonormal rows `v (k, d)`; k is 0 for a task that changes nothing there.
     """
-    pairs = [[_pair(a, b) for a in site for b in site] for site in sites]
-    found = torch.tensor(pairs).mean(0).reshape(len(sites[0]), len(sites[0]), 2)
-    return Separation(found[..., 0], found[..., 1])
+    overlaps, chances = zip(*(_pairs(site) for site in sites), strict=True)
+    return Separation(torch.stack(overlaps).mean(0), torch.stack(chances).mean(0))
 
 
-def _pair(first: Tensor, second: Tensor) -> tuple[float, float]:
-    """Overlap of two subspaces, and by chance."""
-    small, large = sorted((first.shape[0], second.shape[0]))
-    if not small:
-        return 0.0, 0.0
-    return float((first @ second.mT).square().sum()) / small, large / first.shape[1]
+def _pairs(bases: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Overlap of every two subspaces at a site, and by chance (T, T), by one product for all of them."""
+    ranks = torch.tensor([len(v) for v in bases])
+    stacked = torch.cat(bases)
+    owners = one_hot(torch.repeat_interleave(ranks), len(bases)).to(stacked.dtype)
+    shared = owners.mT @ (stacked @ stacked.mT).square() @ owners
+    small, large = torch.minimum(ranks[:, None], ranks), torch.maximum(ranks[:, None], ranks)
+    return shared / small.clamp_min(1), (large / stacked.shape[1]).where(small > 0, 0.0)

@@ -110,7 +110,8 @@ def shipped_residuals(context: StudyContext, scores: Mapping[str, Tensor]) -> Te
     own = [scores[voter.name] for voter in context.runtime.voters]
     residuals, closer = vote(own).clone(), context.runtime.closer
     if closer is not None and len(context.tasks) > 1:
-        unsure = torch.tensor(margins(own)) < context.runtime.recipe.router.unsure
+        everything = range(len(context.runtime.tasks))
+        unsure = closer.needed(margins(own), residuals.argmin(1).tolist(), everything)
         residuals[unsure] = vote([scores[voter.name] for voter in closer.voters])[unsure]
     return residuals
 
