@@ -54,6 +54,7 @@ class Seen:
     heads: dict[str, Tensor]
     overlap: Tensor
     truth: Tensor
+    tasks: list[str]
 
 
 def gather(bundle: Path, suite: Path, split: str, limit: int) -> Seen:
@@ -88,7 +89,7 @@ def gather(bundle: Path, suite: Path, split: str, limit: int) -> Seen:
         "logit": said[..., 1],
     }
     bases = [r.bases for r in dict.fromkeys(runtime.routers) if isinstance(r, ProjectionRouter)]
-    return Seen(torch.cat(looks[0]), torch.cat(looks[1]), heads, separation(bases).overlap, truth)
+    return Seen(torch.cat(looks[0]), torch.cat(looks[1]), heads, separation(bases).overlap, truth, model.tasks)
 
 
 def chosen(seen: Seen, rule: Rule) -> tuple[Tensor, float, float]:
@@ -104,6 +105,15 @@ def chosen(seen: Seen, rule: Rule) -> tuple[Tensor, float, float]:
     task = torch.where(unclear, ranked.indices.gather(1, best)[:, 0], vote.argmin(1))
     passes = 1 + (rule.candidates - 1) * unclear.float().mean().item()
     return task, again.float().mean().item(), passes
+
+
+def pairs(seen: Seen, count: int = 15) -> list[str]:
+    """The pairs of tasks that overlap most, and the median of all."""
+    first, second = torch.triu_indices(len(seen.tasks), len(seen.tasks), 1)
+    values = seen.overlap[first, second]
+    most = values.argsort(descending=True)[:count]
+    named = [f"{seen.tasks[first[i]]} and {seen.tasks[second[i]]} {values[i]:.3f}" for i in most]
+    return [*named, f"median of {len(values)} pairs {values.median():.3f}"]
 
 
 def _lead(vote: Tensor) -> Tensor:
@@ -132,6 +142,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     seen = gather(options.bundle, options.suite, options.split, options.limit)
+    print("overlap at the voting sites:", *pairs(seen), sep="\n  ")
     found = []
     print(f"{'kin':>5}{'unsure':>8}{'candidates':>12}  {'evidence':<12}{'worth':>6}"
           f"{'all':>8}{'half':>7}{'other':>7}{'again':>8}{'passes':>8}")  # fmt: skip
