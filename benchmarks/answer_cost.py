@@ -33,9 +33,10 @@ PAPER = {"first_pass": "fixed", "site": "M9", "token": "cls"}
 HALF = {"site": [f"M{block}" for block in range(6)]}
 
 
-def bundle(tasks: int, **router: str | float | list[str]) -> Path:
-    """A bundle of that many tasks, merged once and kept."""
-    recipe = make_recipe(tasks, **({"router": router} if router else {}))
+def bundle(tasks: int, rank: str | None = None, **router: str | float | list[str]) -> Path:
+    """A bundle of that many tasks, by the byte budget or of some rank, merged once and kept."""
+    sections = {"merge": {"rank": rank} if rank else {}, "router": router}
+    recipe = make_recipe(tasks, **{name: given for name, given in sections.items() if given})
     out = recipe.with_name(recipe.stem.replace("recipe", "bundle"))
     mm.merge(recipe, out, overwrite=True)
     return out
@@ -179,12 +180,14 @@ def plain_draw(chance: random.Random) -> list[int]:
     return chance.sample(range(8), 2 if chance.random() < 0.1 else 1)
 
 
-def stream(draw: Callable[[random.Random], list[int]], batches: int, every: int) -> dict[str, float]:
+def stream(
+    draw: Callable[[random.Random], list[int]], batches: int, every: int, rank: str | None = None
+) -> dict[str, float]:
     """Batches of 16 from a mixed stream, cold start; rebuilding takes every so many-th of them, time a batch is compared.
 
     Rebuilding runs as the authors' code does, and once more spared of the SVDs that sets of one task do not need.
     """
-    path = bundle(8, **HALF)
+    path = bundle(8, rank, **HALF)
     chance = random.Random(3)
     names = [t.name for t in mm.Bundle(path, check=False).tasks]
     plan = [[[names[i] for i in draw(chance)] for _ in range(16)] for _ in range(batches)]
@@ -257,6 +260,7 @@ def cases(repeats: int) -> dict[str, tuple[Callable[[], dict[str, float]], dict[
         "batch": (lambda: one_decision(repeats), {"ratio": 1.35}),
         "stream": (lambda: stream(measured_draw, 100, 10), {"at least": 10.0}),
         "stream_plain": (lambda: stream(plain_draw, 100, 20), {}),
+        "stream_rank": (lambda: stream(measured_draw, 40, 10, "1/T"), {}),  # the paper's rank on both sides
         "load": (lambda: loading(bundle(8), 3), {"time ratio": 2.0, "memory ratio": 2.2}),
         "load_paper": (lambda: loading(bundle(8, **PAPER), 3), {"memory ratio": 3.0}),
     }
