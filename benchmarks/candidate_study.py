@@ -22,7 +22,7 @@ from massmerge.errors import InputError
 from massmerge.evaluation.prepared import prepare_evaluation
 from massmerge.recipe import Unknown
 from massmerge.routing.projection import ProjectionRouter
-from massmerge.routing.separation import separation
+from massmerge.routing.separation import Separation, separation
 from massmerge.runtime import Runtime
 
 
@@ -31,7 +31,7 @@ class Rule:
     """What is tried.
 
     Attributes:
-        kin: tasks are kin if they overlap by so many times the median of all pairs; 0 if none ever are.
+        kin: tasks are kin if they overlap by more than so many times the median of all pairs; infinite if none ever are.
         unsure: a lead below this is none.
         candidates: how many tasks answer an image that stays unclear.
         evidence: what of their heads counts.
@@ -52,7 +52,7 @@ class Seen:
     early: Tensor
     deep: Tensor
     heads: dict[str, Tensor]
-    overlap: Tensor
+    lie: Separation
     truth: Tensor
     tasks: list[str]
 
@@ -89,13 +89,12 @@ def gather(bundle: Path, suite: Path, split: str, limit: int) -> Seen:
         "logit": said[..., 1],
     }
     bases = [r.bases for r in dict.fromkeys(runtime.routers) if isinstance(r, ProjectionRouter)]
-    return Seen(torch.cat(looks[0]), torch.cat(looks[1]), heads, separation(bases).overlap, truth, model.tasks)
+    return Seen(torch.cat(looks[0]), torch.cat(looks[1]), heads, separation(bases), truth, model.tasks)
 
 
 def chosen(seen: Seen, rule: Rule) -> tuple[Tensor, float, float]:
     """The task (n,) that a rule chooses for each row, the share of rows that it looks at again, and passes for answers."""
-    others = ~torch.eye(len(seen.overlap), dtype=torch.bool)
-    kin = (seen.overlap > rule.kin * seen.overlap[others].median()) & others if rule.kin else ~others & others
+    kin = seen.lie.kin(rule.kin)
     again = (_lead(seen.early) < rule.unsure) | kin.any(1)[seen.early.argmin(1)]
     vote = torch.where(again[:, None], seen.deep, seen.early)
     ranked = vote.topk(rule.candidates, largest=False)
@@ -110,7 +109,7 @@ def chosen(seen: Seen, rule: Rule) -> tuple[Tensor, float, float]:
 def pairs(seen: Seen, count: int = 15) -> list[str]:
     """The pairs of tasks that overlap most, and the median of all."""
     first, second = torch.triu_indices(len(seen.tasks), len(seen.tasks), 1)
-    values = seen.overlap[first, second]
+    values = seen.lie.overlap[first, second]
     most = values.argsort(descending=True)[:count]
     named = [f"{seen.tasks[first[i]]} and {seen.tasks[second[i]]} {values[i]:.3f}" for i in most]
     return [*named, f"median of {len(values)} pairs {values.median():.3f}"]
@@ -121,9 +120,10 @@ def _lead(vote: Tensor) -> Tensor:
     return best[:, 1] - best[:, 0]
 
 
+NEVER = float("inf")
 RULES = [
-    Rule(kin=0.0, candidates=1), Rule(kin=0.0, candidates=3, evidence="probability", worth=0.5),
-    *(Rule(kin=kin) for kin in (0.0, 1.2, 1.4, 1.5, 1.6, 1.8)),
+    Rule(kin=NEVER, candidates=1), Rule(kin=NEVER, candidates=3, evidence="probability", worth=0.5),
+    *(Rule(kin=kin) for kin in (NEVER, 1.2, 1.4, 1.5, 1.6, 1.8)),
     *(Rule(candidates=count) for count in (1, 2, 3, 5)),
     *(Rule(worth=worth) for worth in (0.02, 0.03, 0.04, 0.06, 0.08, 0.1)),
     *(Rule(evidence="probability", worth=worth) for worth in (0.25, 0.5, 1.0)),

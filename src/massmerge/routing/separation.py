@@ -39,15 +39,15 @@ class Separation:
         others = [i for i in range(len(self.overlap)) if i != task]
         return bool((self.overlap[task, others] < _RANDOM * self.chance[task, others]).all())
 
-    def kin(self) -> Tensor:
-        """Which tasks share clearly more than pairs of tasks mostly do (T, T).
+    def kin(self, times: float = _KIN) -> Tensor:
+        """Which tasks share more than so many times the median of all pairs (T, T).
 
         Their inputs look alike, as drawings of animals and drawings of furniture do, and early blocks see little else.
         """
         others = ~torch.eye(len(self.overlap), dtype=torch.bool)
         if len(self.overlap) < 3:
             return torch.zeros_like(others)  # one pair has nothing to be compared with
-        return (self.overlap > _KIN * self.overlap[others].median()) & others
+        return (self.overlap > times * self.overlap[others].median()) & others
 
 
 def without_common(bases: list[Tensor]) -> list[Tensor]:
