@@ -75,6 +75,12 @@ def open_texts(page, url):
     page.get_by_role("textbox", name="Text").wait_for()
 
 
+def open_images(page, url):
+    """Listeners are there once the form is: a file that is chosen earlier would be heard by nobody."""
+    page.goto(url)
+    page.locator("#image-input").wait_for()
+
+
 def answer_to(page, text):
     page.get_by_role("textbox", name="Text").fill(text)
     page.keyboard.press("Control+Enter")
@@ -273,7 +279,7 @@ def test_a_server_that_is_gone_is_told_to_a_person(tab, text_url):
 @needs_chromium
 def test_an_uploaded_a_dropped_a_pasted_and_an_example_image_are_answered(tab, image_url, tmp_path):
     Image.new("RGB", (64, 48), (10, 200, 30)).save(tmp_path / "green.png")
-    tab.goto(image_url)
+    open_images(tab, image_url)
     tab.locator("#file").set_input_files(tmp_path / "green.png")
     tab.locator(".asked img[alt='green.png']").wait_for()
     assert tab.locator(".label").inner_text().startswith("LABEL_")
@@ -303,7 +309,7 @@ def test_an_uploaded_a_dropped_a_pasted_and_an_example_image_are_answered(tab, i
 def test_a_broken_and_a_huge_image_are_refused_in_words(tab, image_url, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n but then nothing")
     (tmp_path / "huge.png").write_bytes(b"x" * 100_001)
-    tab.goto(image_url)
+    open_images(tab, image_url)
     tab.locator("#file").set_input_files(tmp_path / "broken.png")
     tab.get_by_role("alert").wait_for()
     assert "cannot be answered" in shown_problem(tab) and "image" in shown_problem(tab)
@@ -349,7 +355,7 @@ def test_a_phone_never_scrolls_sideways(tab, text_url, image_url, tmp_path):
     tab.get_by_role("link", name="Bundle").click()
     tab.locator(".traffic .minutes").wait_for()
     assert not scrolls_sideways(tab)
-    tab.goto(image_url)
+    open_images(tab, image_url)
     tab.locator("#file").set_input_files(next(tmp_path.iterdir()))
     tab.locator(".answer").wait_for()
     assert not scrolls_sideways(tab)
