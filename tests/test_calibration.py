@@ -6,14 +6,18 @@ import shutil
 import pytest
 import torch
 from click.testing import CliRunner
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import massmerge
+import massmerge.voters as voters
+from answers import vit_images
 from massmerge import InputError
 from massmerge.bundle import Bundle
-from massmerge.calibration import calibrate
+from massmerge.calibration import calibrate, fit_router
 from massmerge.cli.main import main
+from massmerge.routing.projection import ProjectionRouter
 from massmerge.verification import verify_bundle
+from massmerge.voters import site_router
 from models import FAMILIES, family_bundle, image_bundle, rows_of, text_bundle, with_options
 
 INPUTS = {
@@ -38,8 +42,23 @@ def run(*arguments):
 def test_a_fitted_router_is_the_bundle_s_from_then_on(bundle, kind):
     assert calibrate(bundle, INPUTS, kind=kind) == {"spam": 3, "topic": 3, "mood": 3}
     assert Bundle(bundle).router_kind == kind
-    routings = massmerge.load(bundle).route(INPUTS["spam"] + INPUTS["topic"] + INPUTS["mood"])
-    assert [r.selected[0] for r in routings] == ["spam"] * 3 + ["topic"] * 3 + ["mood"] * 3
+    assert found_tasks(massmerge.load(bundle)) == found_tasks(massmerge.load(bundle, router=kind))
+    if kind != "prototype":  # which counts together with these experts' random subspaces
+        assert found_tasks(massmerge.load(bundle)) == ["spam"] * 3 + ["topic"] * 3 + ["mood"] * 3
+
+
+def found_tasks(model):
+    return [r.selected[0] for r in model.route(INPUTS["spam"] + INPUTS["topic"] + INPUTS["mood"])]
+
+
+def test_prototypes_find_more_tasks_than_subspaces_alone(bundle):
+    calibrate(bundle, INPUTS)
+    truth = ["spam"] * 3 + ["topic"] * 3 + ["mood"] * 3
+    right = {
+        kind: sum(a == b for a, b in zip(found_tasks(massmerge.load(bundle, router=kind)), truth, strict=True))
+        for kind in ("projection", "prototype")
+    }
+    assert right["prototype"] > right["projection"]
 
 
 @pytest.mark.parametrize("kind", ["prototype", "nearest", "mlp"])
@@ -136,6 +155,65 @@ def test_image_tasks_are_calibrated_on_ready_images(root, tmp_path):
     calibrate(tmp_path / "bundle", {"a": images[:2], "b": images[2:]}, kind="nearest")
     found = massmerge.load(tmp_path / "bundle").route(images)
     assert [r.selected for r in found] == [["a"], ["a"], ["b"], ["b"]]
+
+
+@pytest.fixture
+def calibrated_vit(load_vit):
+    """A function that fits a router on images and loads a bundle of three image tasks with it."""
+    images = vit_images(load_vit(), 12)
+    inputs = {task: images[4 * i : 4 * i + 4] for i, task in enumerate("abc")}
+
+    def load(kind="prototype", **router):
+        path = load_vit(**router)._runtime.path
+        calibrate(path, inputs, kind=kind)
+        return massmerge.load(path)
+
+    return load
+
+
+def test_unclear_images_get_a_closer_look_by_prototypes_too(calibrated_vit, load_vit):
+    everywhere = [site.name for site in load_vit().sites if site.name[0] in "MO"]
+    model, deep = calibrated_vit(unsure=1e9), calibrated_vit(site=everywhere)
+    images = vit_images(model)
+    assert model._runtime.closer is not None
+    for found, expected in zip(model.route(images), deep.route(images), strict=True):
+        assert found.residuals == pytest.approx(expected.residuals, abs=1e-3)
+        assert found.site == expected.site
+
+
+def test_prototypes_that_were_fitted_for_the_first_blocks_alone_have_no_closer_look(calibrated_vit):
+    model = calibrated_vit()
+    path = model._runtime.path / "router.safetensors"
+    known = tuple(f"prototype.{voter}." for voter in model.voters)
+    fitted = {name: tensor for name, tensor in load_file(path).items() if name.startswith(known)}
+    assert 0 < len(fitted) < len(load_file(path))
+    save_file(fitted, path)
+    older = massmerge.load(path.parent, check=False)
+    assert older._runtime.closer is None
+    assert all(p.task for p in older.predict(vit_images(model)))
+
+
+def test_where_subspaces_are_alike_prototypes_count_more():
+    z = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
+    bases, owners = list(torch.eye(6).split(2)), torch.arange(12) % 3
+    plain, alike = (
+        fit_router("prototype", z, owners, ProjectionRouter(bases, alike=alike))["scales"] for alike in (False, True)
+    )
+    assert alike.tolist() == pytest.approx((plain * torch.tensor([1, 2 / 0.75])).tolist())
+
+
+def test_a_site_whose_subspaces_are_alike_is_known_as_such(bundle, monkeypatch):
+    model = massmerge.load(bundle)
+    site = model.sites[0]
+    assert not site_router(model._runtime.tensors, site).alike
+    shared = torch.eye(site.width)[:4]  # what adapters of one start have: the same directions but for little
+    monkeypatch.setattr(voters, "_basis", lambda _, task, __: torch.cat([shared, torch.eye(site.width)[[4 + task]]]))
+    assert site_router(model._runtime.tensors, site).alike
+
+
+@pytest.mark.parametrize("kind", ["nearest", "mlp"])
+def test_routers_that_know_inputs_only_have_no_closer_look(calibrated_vit, kind):
+    assert calibrated_vit(kind)._runtime.closer is None
 
 
 # What is refused

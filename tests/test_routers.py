@@ -106,6 +106,45 @@ def test_differences_of_prototype_scores_are_those_of_distances_in_the_metric_of
     assert torch.allclose(found - found[:, :1], distances - distances[:, :1], atol=1e-4)
 
 
+def halves(z):
+    """Residuals that know the first half of an activation only, as those of subspaces do, which leave directions out."""
+    centres = torch.randn(TASKS, D, generator=torch.Generator().manual_seed(99))[:, : D // 2]
+    return torch.cdist(z[:, : D // 2], normalize(centres + 2.0, dim=1) / 2)
+
+
+def test_prototype_and_residual_count_by_what_is_usual_for_each():
+    z, asked = cloud(), cloud(1)
+    fitted = fit_prototypes(z, OWNERS, TASKS, halves)
+    units = [normalize(x, dim=1) for x in (z, asked)]
+    alone = PrototypeRouter(fitted["weight"], fitted["offset"])
+    usual = [torch.stack([row.std() for row in scores(units[0])]).mean() for scores in (halves, alone)]
+    expected = halves(units[1]) / usual[0] + 0.75 * alone(asked) / usual[1]
+    assert torch.allclose(PrototypeRouter(**fitted, residuals=halves)(asked), expected, atol=1e-4)
+
+
+def test_between_two_tasks_the_surer_of_prototype_and_residual_decides():
+    z, owners = cloud()[OWNERS < 2], OWNERS[OWNERS < 2]
+    fitted = fit_prototypes(z, owners, 2, lambda u: torch.stack([u[:, 0], -u[:, 0]], 1))
+
+    def decided(lead):
+        router = PrototypeRouter(**fitted, residuals=lambda u: torch.tensor([[0.0, lead]]).expand(len(u), 2))
+        return router(cloud(1)[OWNERS == 1]).argmin(1).tolist()
+
+    assert decided(0.0) == [1] * 10
+    assert decided(100.0) == [0] * 10
+
+
+def test_residuals_that_are_all_alike_leave_the_decision_to_the_prototypes():
+    fitted = fit_prototypes(cloud(), OWNERS, TASKS, lambda u: torch.ones(len(u), TASKS))
+    assert fitted["scales"][0] == 0
+    assert torch.equal(PrototypeRouter(**fitted, residuals=halves)(cloud(1)).argmin(1), OWNERS)
+
+
+def test_prototypes_of_older_bundles_decide_alone():
+    fitted = fit_prototypes(cloud(), OWNERS, TASKS)
+    assert torch.equal(PrototypeRouter(**fitted, residuals=halves)(cloud(1)), PrototypeRouter(**fitted)(cloud(1)))
+
+
 def test_one_input_a_task_is_compared_by_plain_distance():
     z = cloud()[:TASKS]
     found = PrototypeRouter(**fit_prototypes(z, torch.arange(TASKS), TASKS))(z)

@@ -13,8 +13,10 @@ from torch import Tensor
 from massmerge.bundle import ROUTER, add_file, read_manifest
 from massmerge.errors import InputError
 from massmerge.model import Model, load
+from massmerge.routing import FirstPass
 from massmerge.routing.mlp import fit_mlp
-from massmerge.routing.prototype import fit_prototypes
+from massmerge.routing.projection import ProjectionRouter
+from massmerge.routing.prototype import SHARE, SHARE_ALIKE, fit_prototypes
 from massmerge.tensorfile import read_tensors, write_tensors
 
 Kind = Literal["prototype", "nearest", "mlp"]
@@ -28,7 +30,8 @@ def calibrate(
     Args:
         path: the bundle; its router and manifest are changed.
         inputs: for each task some inputs of it; they need no labels.
-        kind: `prototype` keeps the mean activation, `nearest` all of them, `mlp` trains a network on them.
+        kind: `prototype` keeps the mean activation and counts it together with the subspaces, `nearest` keeps all of them,
+            `mlp` trains a network on them.
         count: how many inputs of each task are used at most.
 
     Returns:
@@ -46,11 +49,13 @@ def calibrate(
     empty = [task for task, items in chosen.items() if not items]
     if empty:
         raise InputError(f"no inputs for {', '.join(empty)}. Every task needs some; a dozen is enough.")
-    activations, owners = _activations(model, chosen)
+    owners = torch.tensor([t for t, items in enumerate(chosen.values()) for _ in items])
     fitted: dict[str, Tensor] = {}
-    for voter, z in zip(model.voters, activations, strict=True):
-        for name, tensor in fit_router(kind, z, owners, len(model.tasks)).items():
-            fitted[f"{kind}.{voter}.{name}"] = tensor
+    for first_pass, routers in _looks(model, kind):
+        activations = _activations(model, first_pass, chosen)
+        for voter, z, residuals in zip(first_pass.voters, activations, routers, strict=True):
+            for name, tensor in fit_router(kind, z, owners, residuals).items():
+                fitted[f"{kind}.{voter.name}.{name}"] = tensor
     kept = {}
     if ROUTER in read_manifest(path)["files"]:
         kept = {n: t for n, t in read_tensors(path / ROUTER) if not n.startswith(f"{kind}.")}
@@ -60,22 +65,30 @@ def calibrate(
     return {task: len(items) for task, items in chosen.items()}
 
 
-def _activations(model: Model, chosen: dict[str, list[Any]]) -> tuple[list[Tensor], Tensor]:
+def _looks(model: Model, kind: Kind) -> list[tuple[FirstPass, list[ProjectionRouter]]]:
+    """The passes whose voters are fitted: prototypes also those of the closer look, where there is one."""
+    runtime = model._runtime
+    closer = runtime.closer if kind == "prototype" else None
+    looks = [(runtime.first_pass, runtime.routers), *([(closer.first_pass, closer.routers)] if closer else [])]
+    return [(one, [router for router in routers if isinstance(router, ProjectionRouter)]) for one, routers in looks]
+
+
+def _activations(model: Model, first_pass: FirstPass, chosen: dict[str, list[Any]]) -> list[Tensor]:
+    """What each voter of a pass sees of the inputs (n, width), in their order."""
     found: list[list[Tensor]] = []
-    owners: list[int] = []
-    for position, (task, items) in enumerate(chosen.items()):
+    for task, items in chosen.items():
         try:
-            found.append(model.activations(items))
+            found.append(model.activations(items, first_pass=first_pass))
         except InputError as error:
             raise InputError(f"inputs of {task}: {error}") from None
-        owners += [position] * len(items)
-    return [torch.cat(parts) for parts in zip(*found, strict=True)], torch.tensor(owners)
+    return [torch.cat(parts) for parts in zip(*found, strict=True)]
 
 
-def fit_router(kind: Kind, z: Tensor, owners: Tensor, tasks: int) -> dict[str, Tensor]:
+def fit_router(kind: Kind, z: Tensor, owners: Tensor, residuals: ProjectionRouter) -> dict[str, Tensor]:
     """The tensors of a router that is fitted on activations `z (n, d)` of the tasks `owners (n,)`."""
+    tasks = len(residuals.ranks)
     if kind == "prototype":
-        return fit_prototypes(z, owners, tasks)
+        return fit_prototypes(z, owners, tasks, residuals, SHARE_ALIKE if residuals.alike else SHARE)
     if kind == "nearest":
         return {"support": z, "owners": owners}
     return {f"net.{name}": tensor for name, tensor in fit_mlp(z, owners, tasks).items()}

@@ -102,7 +102,7 @@ def _draw_bars(axis: Any, name: str, ticks: list[str], values: list[float], colo
     bars = axis.barh(places, values, color=colours, height=0.7)
     axis.set_yticks(places, [_plain(tick if len(tick) <= 28 else tick[:27] + "…") for tick in ticks], fontsize=9)
     axis.bar_label(bars, fmt="%.3f", padding=3, fontsize=8, color="#44505a")
-    axis.margins(x=0.18)
+    axis.margins(x=0.3)  # room for the values, on the left too where a bar goes there
     axis.axvline(0, color="#8a949c", linewidth=0.8)
     axis.set_title(name, fontsize=10, loc="left", color="#44505a")
     axis.spines[["top", "right", "left", "bottom"]].set_visible(False)

@@ -21,6 +21,7 @@ from massmerge.heads.runtime import ShellHead, features
 from massmerge.inputs import Row
 from massmerge.recipe import Unknown
 from massmerge.routed import Routed, milliseconds, several
+from massmerge.routing import FirstPass
 from massmerge.runtime import load_runtime, with_decoder_start
 from massmerge.subspace.segments import Segment, Segments
 from massmerge.trees import take_rows
@@ -234,10 +235,17 @@ class Model(Routed):
             found.append(features(output, _reordered(batch, order))[torch.argsort(order)].cpu())
         return torch.cat(found) if found else torch.empty(0)
 
-    def activations(self, inputs: Any, *, batch_size: int = 32) -> list[Tensor]:
-        """What the voters see: for each voter one activation of the first pass for each input (inputs, width)."""
+    def activations(self, inputs: Any, *, batch_size: int = 32, first_pass: FirstPass | None = None) -> list[Tensor]:
+        """What the voters see: for each voter one activation of the first pass for each input (inputs, width).
+
+        Args:
+            inputs: what to look at.
+            batch_size: how many inputs run at once.
+            first_pass: another pass with voters of its own, instead of the one that decides.
+        """
+        run = first_pass or self._runtime.first_pass
         found = [
-            [seen.pooled() for seen in self._runtime.first_pass(self._runtime.batch(rows))]
+            [seen.pooled() for seen in run(self._runtime.batch(rows))]
             for rows in self._readable(several(inputs), batch_size)
         ]
         return [torch.cat(parts) for parts in zip(*found, strict=True)]

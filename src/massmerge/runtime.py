@@ -29,6 +29,7 @@ from massmerge.inputs import InputReader, Row
 from massmerge.recipe import MergeKind, Recipe
 from massmerge.routing import FirstPass, Site, Voter
 from massmerge.routing.projection import ProjectionRouter
+from massmerge.routing.prototype import PrototypeRouter
 from massmerge.routing.separation import separation
 from massmerge.routing.sites import probe_inputs, watched_sites
 from massmerge.subspace import SecondPass, SetChanges
@@ -36,7 +37,7 @@ from massmerge.subspace.cache import DenseCache
 from massmerge.subspace.install import PROBE_BATCH, Observed, observe
 from massmerge.task_tensors import TaskTensors
 from massmerge.trees import shared_copy
-from massmerge.voters import choose_voters, make_routers
+from massmerge.voters import choose_voters, make_routers, not_fitted
 
 _KNOWN_SETS = 256  # sets whose small cores and norms are kept at hand
 _CANDIDATES = 4  # tasks that answer an unclear image
@@ -252,11 +253,13 @@ def _closer_look(
 ) -> CloserLook | None:
     """All sites vote where those of the first half, which the defaults choose for images, are not sure."""
     options = bundle.recipe.router
-    if kind != "projection" or options.first_pass == "fixed" or options.site != "auto" or options.unsure <= 0:
+    if options.first_pass == "fixed" or options.site != "auto" or options.unsure <= 0:
         return None
     voters = choose_voters(bundle.recipe, sites, base, tensors, half=False)
-    bases = [router.bases for router in dict.fromkeys(first) if isinstance(router, ProjectionRouter)]
-    kin = separation(bases).kin()
+    if kind != "projection" and (kind != "prototype" or not_fitted(bundle, kind, voters)):
+        return None
+    subspaces = dict.fromkeys(r.residuals if isinstance(r, PrototypeRouter) else r for r in first)
+    kin = separation([router.bases for router in subspaces if isinstance(router, ProjectionRouter)]).kin()
     return CloserLook(FirstPass(base, voters), lambda: make_routers(bundle, kind, voters, tensors), kin, options.unsure)
 
 

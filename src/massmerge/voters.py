@@ -17,7 +17,7 @@ from massmerge.routing.projection import ProjectionRouter, Score, site_basis
 from massmerge.routing.prototype import PrototypeRouter
 from massmerge.routing.separation import without_common
 from massmerge.task_tensors import TaskTensors
-from massmerge.tensorfile import read_header, read_tensor
+from massmerge.tensorfile import TensorInfo, read_header, read_tensor
 
 
 def choose_voters(
@@ -40,36 +40,51 @@ def choose_voters(
 def make_routers(bundle: Bundle, kind: str, voters: list[Voter], tensors: TaskTensors) -> list[Router]:
     """The router of each voter: from the tasks' subspaces, or as `mass calibrate` fitted it."""
     if kind == "projection":
-        made: dict[str, Router] = {}
-        for voter in voters:
-            if voter.site.name not in made:
-                made[voter.site.name] = site_router(tensors, voter.site, bundle.recipe.router.score)
-        return [made[voter.site.name] for voter in voters]
+        return list(_projections(voters, tensors, bundle.recipe.router.score))
     if kind not in ("nearest", "prototype", "mlp"):
         raise InputError(f"no router {kind!r}. There are projection, nearest, prototype and mlp.")
-    header = read_header(bundle.path / ROUTER) if (bundle.path / ROUTER).is_file() else {}
-    fitted = {name: read_tensor(info) for name, info in header.items() if name.startswith(f"{kind}.")}
-    missing = [v.name for v in voters if not any(name.startswith(f"{kind}.{v.name}.") for name in fitted)]
-    if missing:
+    if missing := not_fitted(bundle, kind, voters):
         raise InputError(
             f"{bundle.path}: the router {kind} has not been fitted for {', '.join(missing)}. "
             f"`mass calibrate {bundle.path} --inputs …` fits it."
         )
-    return [fitted_router(kind, {n.removeprefix(f"{kind}.{v.name}."): t for n, t in fitted.items()}, len(tensors.names))
-            for v in voters]  # fmt: skip
+    fitted = {name: read_tensor(info) for name, info in _fitted(bundle).items() if name.startswith(f"{kind}.")}
+    residuals = _projections(voters, tensors, bundle.recipe.router.score)
+    return [fitted_router(kind, {n.removeprefix(f"{kind}.{v.name}."): t for n, t in fitted.items()}, own)
+            for v, own in zip(voters, residuals, strict=True)]  # fmt: skip
+
+
+def not_fitted(bundle: Bundle, kind: str, voters: list[Voter]) -> list[str]:
+    """Names of the voters that `mass calibrate` has fitted no router of this kind for."""
+    names = _fitted(bundle)
+    return [v.name for v in voters if not any(name.startswith(f"{kind}.{v.name}.") for name in names)]
+
+
+def _fitted(bundle: Bundle) -> dict[str, TensorInfo]:
+    """Where the tensors of fitted routers lie."""
+    return read_header(bundle.path / ROUTER) if (bundle.path / ROUTER).is_file() else {}
+
+
+def _projections(voters: list[Voter], tensors: TaskTensors, score: Score) -> list[ProjectionRouter]:
+    """The router that needs no data for each voter; tokens of one site share it."""
+    sites = {voter.site.name: voter.site for voter in voters}
+    made = {name: site_router(tensors, site, score) for name, site in sites.items()}
+    return [made[voter.site.name] for voter in voters]
 
 
 def site_router(tensors: TaskTensors, site: Site, score: Score = "residual") -> ProjectionRouter:
     """The router that needs no data, from the tasks' singular vectors at a site."""
-    return ProjectionRouter(without_common([_basis(tensors, t, site) for t in range(len(tensors.names))]), score)
+    bases = [_basis(tensors, t, site) for t in range(len(tensors.names))]
+    own = without_common(bases)
+    return ProjectionRouter(own, score, alike=own is not bases)
 
 
-def fitted_router(kind: str, tensors: dict[str, Tensor], tasks: int) -> Router:
-    """A router from the tensors that were fitted for one voter."""
+def fitted_router(kind: str, tensors: dict[str, Tensor], residuals: ProjectionRouter) -> Router:
+    """A router from the tensors that were fitted for one voter, and from the tasks' subspaces there."""
     if kind == "prototype":
-        return PrototypeRouter(tensors["weight"], tensors["offset"])
+        return PrototypeRouter(tensors["weight"], tensors["offset"], tensors.get("scales"), residuals)
     if kind == "nearest":
-        return NearestRouter(tensors["support"], tensors["owners"], tasks)
+        return NearestRouter(tensors["support"], tensors["owners"], len(residuals.ranks))
     return MlpRouter({n.removeprefix("net."): t for n, t in tensors.items() if n.startswith("net.")})
 
 

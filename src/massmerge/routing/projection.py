@@ -18,10 +18,11 @@ class ProjectionRouter:
         bases: for each task, orthonormal rows `v (k, d)`; k may be 0 for a task that changes nothing here.
         score: `residual` is the length of what remains; `l1` its sum of absolute values; `mahalanobis` its length in the
             metric of all bases together; `energy` the captured length, negative so that less is better as with the others.
+        alike: whether these bases are what is left of subspaces that were alike, and so tell less than others.
     """
 
-    def __init__(self, bases: list[Tensor], score: Score = "residual") -> None:
-        self.score = score
+    def __init__(self, bases: list[Tensor], score: Score = "residual", *, alike: bool = False) -> None:
+        self.score, self.alike = score, alike
         self.ranks = [v.shape[0] for v in bases]
         self.stacked = torch.cat(bases)
         # (R, T), 1 where a vector is a task's: a product with it sums the squares of each task.

@@ -113,9 +113,10 @@ def _fitted(context: StudyContext, voters: list[Voter]) -> tuple[dict[str, dict[
     found: dict[str, dict[str, Router]] = {kind: {} for kind in get_args(Kind)}
     for voter, seen in zip(voters, zip(*parts, strict=True), strict=True):
         z = torch.cat([activation.pooled() for activation in seen])
+        residuals = site_router(context.runtime.tensors, voter.site, context.runtime.recipe.router.score)
         for kind in get_args(Kind):
-            tensors = fit_router(kind, z, owners, len(context.tasks))
-            found[kind][voter.name] = fitted_router(kind, tensors, len(context.tasks))
+            tensors = fit_router(kind, z, owners, residuals)
+            found[kind][voter.name] = fitted_router(kind, tensors, residuals)
     return found, []
 
 
