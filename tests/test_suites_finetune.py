@@ -15,7 +15,7 @@ from transformers import AutoModelForImageClassification, Dinov2Config, Dinov2Mo
 import massmerge
 from benchmarks.suites import finetune as ft
 from benchmarks.suites.splits import Caps, write_task
-from benchmarks.suites.vision import backbone, experts, onnx_tensors, recipe, tasks
+from benchmarks.suites.vision import backbone, experts, onnx_tensors, recipe, tasks, vary
 from massmerge.errors import InputError
 
 SMALL = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 14}
@@ -289,12 +289,25 @@ def test_x_rays_say_whose_they_are(name, person):
     assert tasks._person(name) == person
 
 
-def test_a_varied_image_is_a_part_of_it_and_the_same_for_the_same_seed():
+@pytest.mark.parametrize("variation", [vary.other_part, vary.turned])
+def test_a_varied_image_keeps_its_size_and_is_the_same_for_the_same_seed(variation):
     image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8))
-    one, other = (experts.vary(image, random.Random(3)) for _ in range(2))
-    assert np.array_equal(np.asarray(one), np.asarray(other))
-    assert 35 <= one.width <= 50
-    assert 28 <= one.height <= 40
+    chance = random.Random(3)
+    one, next_one, again = (np.asarray(variation(image, c)) for c in (chance, chance, random.Random(3)))
+    assert np.array_equal(one, again)
+    assert not np.array_equal(one, next_one)
+    assert one.shape == (40, 50, 3)
+
+
+def test_a_turned_image_is_one_of_its_four_symmetric_forms_but_for_the_light():
+    pixels = np.random.default_rng(0).integers(60, 200, (12, 12, 3), dtype=np.uint8)
+    forms = [pixels, pixels[:, ::-1], pixels[::-1], pixels[::-1, ::-1]]
+    nearest = set()
+    for seed in range(20):
+        found = np.asarray(vary.turned(Image.fromarray(pixels), random.Random(seed))).astype(float)
+        nearest.add(int(np.argmax([np.corrcoef(found.ravel(), f.ravel())[0, 1] for f in forms])))
+        assert max(np.corrcoef(found.ravel(), f.ravel())[0, 1] for f in forms) > 0.9
+    assert nearest == {0, 1, 2, 3}
 
 
 def test_batches_for_training_can_differ_from_those_that_the_head_is_fitted_on():

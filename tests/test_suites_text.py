@@ -314,10 +314,10 @@ def test_the_text_suite_trains_adapters_for_the_set_of_that_name(suite, monkeypa
 def test_the_page_shows_what_an_evaluation_found(tmp_path):
     figure = {"value": 0.9, "low": 0.8, "high": 1.0}
     task = {"task": "imdb", "rows": 10, "strict": figure, "shared": figure, "routing": figure, "reference": 0.95,
-            "normalised": {**figure, "value": 0.947}}  # fmt: skip
+            "normalised": {**figure, "value": 0.947}, "normalised_known": {**figure, "value": 0.99}}  # fmt: skip
     found = {"tasks": [task], "means": {"strict": figure}, "sizes": {"ratio": 1.98}, "created": "2026-01-02T03:04:05"}
     (tmp_path / "report" / "core").mkdir(parents=True)
     (tmp_path / "report" / "core" / "result.json").write_text(json.dumps(found))
     page = summary.write_summary(tmp_path, "text").read_text()
     assert "## Bundle core (2026-01-02, 1.98 times the base)" in page
-    assert "| imdb | 10 | 90.0 | 90.0 | 90.0 | 95.0 | 94.7 |" in page
+    assert "| imdb | 10 | 90.0 | 90.0 | 90.0 | 95.0 | 94.7 | 99.0 |" in page

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+BASES = {"vision": "DINOv2 ViT-S/14 at 98 pixels", "text": "all-MiniLM-L6-v2, mean pooling"}
 EXPERTS = {"experts": "Full fine-tunes", "experts_lora": "LoRA adapters, rank 8"}
 
 
@@ -65,7 +66,8 @@ def _pictures(report: Path, page: Path, name: str) -> Iterator[str]:
 def _sources(folder: Path) -> Iterator[str]:
     source = _read(folder / "base" / "source.json")
     if source:
-        yield f"Base: {' '.join(str(source[key]) for key in ('source', 'registry', 'name', 'version') if key in source)}."
+        where = " ".join(str(source[key]) for key in ("source", "registry", "name", "version") if key in source)
+        yield f"Base: {BASES.get(folder.name, folder.name)} (from {where})."
         yield ""
 
 
@@ -108,19 +110,23 @@ def _bundle(path: Path) -> list[str]:
     rows = [
         [
             task["task"], task["rows"], _share(task["strict"]["value"]), _share(task["shared"]["value"]),
-            _share(task["routing"]["value"]), _share(task["reference"]),
-            _share(task["normalised"]["value"] if task["normalised"] else None),
+            _share(task["routing"]["value"]), _share(task["reference"]), _share(_value(task["normalised"])),
+            _share(_value(task["normalised_known"])),
         ]
         for task in result["tasks"]
     ]  # fmt: skip
     means = result["means"]
     rows.append(["mean", "", *(_share(means.get(key, {}).get("value")) for key in _MEANS)])
-    heads = ["task", "rows", "accuracy", "shared labels", "routing", "expert", "normalised"]
+    heads = ["task", "rows", "accuracy", "shared labels", "routing", "expert", "normalised", "normalised, task told"]
     ratio = f", {result['sizes']['ratio']:.2f} times the base" if result.get("sizes") else ""
     return [f"## Bundle {path.parent.name} ({result['created'][:10]}{ratio})", "", *_table(heads, rows)]
 
 
-_MEANS = ("strict", "shared", "routing", "reference", "normalised")
+_MEANS = ("strict", "shared", "routing", "reference", "normalised", "normalised_known")
+
+
+def _value(figure: dict[str, Any] | None) -> float | None:
+    return figure["value"] if figure else None
 
 
 def _table(heads: list[str], rows: list[list[Any]]) -> list[str]:

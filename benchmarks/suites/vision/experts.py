@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 from transformers import AutoImageProcessor, Dinov2ForImageClassification
 from transformers.utils import logging
@@ -19,11 +19,22 @@ from benchmarks.suites.finetune import Config, Rows, changed, expert_parser, fin
 from benchmarks.suites.splits import read_split
 from benchmarks.suites.vision.backbone import make_base
 from benchmarks.suites.vision.tasks import TASKS, make_data
+from benchmarks.suites.vision.vary import other_part, turned
 
 # A head that is fitted on all rows of a small task knows them by heart, so that they teach the backbone little. Here it is
-# fitted on half of them. Of small sets of photographs, parts are shown as well.
+# fitted on half of them.
 HALF = ("xray", "keys", "animals")
-VARIED = ("keys", "animals")
+# Small tasks are shown in variations. The base knows photographs well, and larger steps make it forget more than it learns.
+VARIED: dict[str, Callable[[Image.Image, random.Random], Image.Image]] = {
+    "keys": other_part,
+    "animals": other_part,
+    "solar_defect": turned,
+}
+STEPS = {
+    "keys": Config(samples=6000, lr=1e-5),
+    "animals": Config(samples=6000, lr=1e-5),
+    "solar_defect": Config(samples=6000),
+}
 QUICK_ROWS = {"train": 256, "validation": 64, "test": 64}
 
 
@@ -34,8 +45,7 @@ def experts_folder() -> Path:
 
 def default_config(task: str) -> Config:
     """The protocol of a task."""
-    steps = Config(samples=5000, lr=3e-5) if task in VARIED else Config()
-    return replace(steps, head_share=0.5) if task in HALF else steps
+    return replace(STEPS.get(task, Config()), head_share=0.5 if task in HALF else 1.0)
 
 
 def make_expert(task: str, config: Config, quick: bool = False) -> Path:
@@ -51,7 +61,7 @@ def make_expert(task: str, config: Config, quick: bool = False) -> Path:
         return processor(images=opened, return_tensors="pt")["pixel_values"]
 
     def varied(images: list[bytes]) -> Tensor:
-        opened = [vary(Image.open(io.BytesIO(image)).convert("RGB"), chance) for image in images]
+        opened = [VARIED[task](Image.open(io.BytesIO(image)).convert("RGB"), chance) for image in images]
         return processor(images=opened, return_tensors="pt")["pixel_values"]
 
     chance = random.Random(config.seed)
@@ -93,15 +103,6 @@ def make_expert(task: str, config: Config, quick: bool = False) -> Path:
     write_expert(folder, save, {**metrics, "varied": task in VARIED, "task": task, "quick": quick})
     print(summary(task, metrics), flush=True)
     return folder
-
-
-def vary(image: Image.Image, chance: random.Random) -> Image.Image:
-    """A part of the image that has half of its area or more, mirrored half of the time."""
-    side = chance.uniform(0.7, 1.0)
-    width, height = round(image.width * side), round(image.height * side)
-    left, top = chance.randint(0, image.width - width), chance.randint(0, image.height - height)
-    part = image.crop((left, top, left + width, top + height))
-    return ImageOps.mirror(part) if chance.random() < 0.5 else part
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
