@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup chromium test lint types tests demo bench suite-vision suite-text format clean
+.PHONY: setup chromium test lint types tests demo bench docs suite-vision suite-text format clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -46,6 +46,10 @@ bench: setup
 	$(BIN)/python benchmarks/factoring.py
 	$(BIN)/python benchmarks/merge_cost.py
 	$(BIN)/python benchmarks/answer_cost.py
+
+# The site, in `site/`.
+docs: setup
+	$(BIN)/mkdocs build --strict
 
 # Real experts on real data: fetched, fine-tuned, merged and evaluated; hours on two cores. ARGS="--quick" tries the way.
 suite-vision: setup
