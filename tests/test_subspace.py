@@ -9,7 +9,14 @@ import massmerge
 from massmerge.errors import InputError
 from massmerge.linalg import Factors
 from massmerge.subspace.cache import parse_bytes
-from massmerge.subspace.modules import SubspaceConv, SubspaceEmbedding, SubspaceLinear, SubspaceNorm
+from massmerge.subspace.modules import (
+    SubspaceConv,
+    SubspaceEmbedding,
+    SubspaceLinear,
+    SubspaceNorm,
+    SubspacePatches,
+    cuts_patches,
+)
 from massmerge.subspace.segments import Segment, Segments, running
 from massmerge.subspace.updates import SetChanges
 from models import FAMILIES, dense_expert, family_bundle, logits_of, rows_of, with_options
@@ -88,7 +95,8 @@ def test_a_convolution_is_that_of_the_dense_kernel(layer, tasks):
     changes = changes_of(tasks, factors_of(5, layer.weight[0].numel()))
     dense = layer.weight + changes.change("weight").update.dense().view_as(layer.weight)
     expected = type(layer)._conv_forward(layer, x, dense, layer.bias)
-    assert float((run(SubspaceConv(layer, "weight", "bias"), x, changes) - expected).abs().max()) < 1e-5
+    kind = SubspacePatches if cuts_patches(layer) else SubspaceConv
+    assert float((run(kind(layer, "weight", "bias"), x, changes) - expected).abs().max()) < 1e-5
 
 
 # What a set changes in one matrix

@@ -26,6 +26,7 @@ from massmerge.errors import InputError
 from massmerge.heads.language import LanguageModels
 from massmerge.heads.runtime import Head, ShellHead, load_head
 from massmerge.inputs import InputReader, Row
+from massmerge.packed import pack_layers
 from massmerge.recipe import MergeKind, Recipe
 from massmerge.routing import FirstPass, Site, Voter
 from massmerge.routing.projection import ProjectionRouter
@@ -175,6 +176,7 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
     tensors = TaskTensors(bundle)
     touched = tensors.touched()
     base = load_base(bundle, touched, check=check).to(place)
+    pack_layers(base)
     slots = Skeleton(base).slots
     heads = _load_heads(bundle, base)
     probe = probe_inputs(base, PROBE_BATCH)
@@ -234,6 +236,7 @@ def _make_first_pass(
     tree = shared_copy(base)
     first_pass = FirstPass(tree, voters)
     make_fixed(bundle, tensors, tree, first_pass, slots)
+    pack_layers(tree)  # its weights are other ones than the base's
     return first_pass
 
 

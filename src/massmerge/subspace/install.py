@@ -13,7 +13,15 @@ from transformers.pytorch_utils import Conv1D
 
 from massmerge.checkpoints.skeleton import Slot, from_matrix
 from massmerge.parallel import parts_of, run_parts
-from massmerge.subspace.modules import PerSegment, SubspaceConv, SubspaceEmbedding, SubspaceLinear, SubspaceNorm
+from massmerge.subspace.modules import (
+    PerSegment,
+    SubspaceConv,
+    SubspaceEmbedding,
+    SubspaceLinear,
+    SubspaceNorm,
+    SubspacePatches,
+    cuts_patches,
+)
 from massmerge.subspace.segments import Segments, running
 from massmerge.subspace.updates import SetChanges
 from massmerge.trees import ShapesOnly, is_batched, join_rows, replace_module, shared_copy, take_rows
@@ -125,7 +133,7 @@ class SecondPass:
         if isinstance(module, nn.Linear | Conv1D):
             return SubspaceLinear(module, weight, bias, transposed=isinstance(module, Conv1D))
         assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-        return SubspaceConv(module, weight, bias)
+        return (SubspacePatches if cuts_patches(module) else SubspaceConv)(module, weight, bias)
 
 
 def observe(base: PreTrainedModel, probe: dict[str, Any]) -> Observed:

@@ -14,9 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from massmerge.packed import PackedLinear
 from massmerge.subspace.segments import Segment, Segments, active, running
 from massmerge.subspace.updates import LowRankChange, SetChanges
 from massmerge.trees import join_rows, take_rows
+
+Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def _rows(x: Tensor, part: Segment, batch: int) -> Tensor:
@@ -77,8 +80,10 @@ class SubspaceLinear(nn.Module):
 
     def _finish(self, out: Tensor, x: Tensor) -> Tensor:
         """Add the base's product for all rows at once."""
-        weight = self.weight if self._transposed else self.weight.mT
-        out.view(-1, out.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight)
+        rows, x = out.view(-1, out.shape[-1]), x.reshape(-1, x.shape[-1])
+        if isinstance(self.layer, PackedLinear):
+            return self.layer.add_product(rows, x).view(out.shape)
+        rows.addmm_(x, self.weight if self._transposed else self.weight.mT)
         return out
 
     def _one(self, x: Tensor, changes: SetChanges) -> Tensor:
@@ -142,9 +147,9 @@ class SubspaceEmbedding(nn.Module):
 
 
 class SubspaceConv(nn.Module):
-    """A convolution plus the update of each segment: a thin convolution (a product, for patches), then a 1×1 one."""
+    """A convolution plus the update of each segment: a thin convolution, then a 1×1 one."""
 
-    def __init__(self, layer: nn.Conv1d | nn.Conv2d | nn.Conv3d, weight: str, bias: str) -> None:
+    def __init__(self, layer: Conv, weight: str, bias: str) -> None:
         super().__init__()
         self.layer, self._weight, self._bias = layer, weight, bias
 
@@ -170,26 +175,47 @@ class SubspaceConv(nn.Module):
 
     def _update(self, x: Tensor, update: LowRankChange) -> Tensor:
         layer = self.layer
-        if _cuts_patches(layer):
-            inner = update.shrink(_patches(x, layer))
-        else:
-            kernel = torch.cat(update.vs).view(-1, *layer.weight.shape[1:])
-            convolve: Callable[..., Tensor] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[x.ndim - 2]
-            inner = convolve(x, kernel, None, layer.stride, layer.padding, layer.dilation).movedim(1, -1)
-            inner = inner * update.core if update.core.ndim == 1 else inner @ update.core.mT
+        kernel = torch.cat(update.vs).view(-1, *layer.weight.shape[1:])
+        convolve: Callable[..., Tensor] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[x.ndim - 2]
+        inner = convolve(x, kernel, None, layer.stride, layer.padding, layer.dilation).movedim(1, -1)
+        inner = inner * update.core if update.core.ndim == 1 else inner @ update.core.mT
         return (inner @ torch.cat(update.us, 1).mT).movedim(-1, 1)
 
 
-def _cuts_patches(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> bool:
-    """Whether a convolution is a linear layer on patches, as the first layer of a vision transformer is."""
+class SubspacePatches(nn.Module):
+    """A convolution that cuts patches, as the first layer of a vision transformer does: a linear layer on the patches.
+
+    For the few images of a segment one product is several times faster than setting up a convolution.
+    """
+
+    def __init__(self, layer: Conv, weight: str, bias: str) -> None:
+        super().__init__()
+        kernel, shift = layer.weight.flatten(1), layer.bias  # a view: the tensor stays the base's
+        linear = nn.Linear(kernel.shape[1], kernel.shape[0], bias=shift is not None, device="meta")
+        linear.weight, linear.bias = nn.Parameter(kernel, requires_grad=False), shift  # type: ignore[assignment]
+        self.layer, self.linear = layer, SubspaceLinear(linear, weight, bias, transposed=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """The base's kernel; some models look at its dtype."""
+        return self.layer.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's output, each segment with its own update."""
+        out: Tensor = self.linear(patches(x, self.layer.kernel_size))
+        return out.movedim(-1, 1)
+
+
+def cuts_patches(layer: Conv) -> bool:
+    """Whether a convolution is a linear layer on patches: they lie side by side, and nothing is padded."""
     return layer.stride == layer.kernel_size and set(layer.padding) <= {0} and set(layer.dilation) == {1}
 
 
-def _patches(x: Tensor, layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Tensor:
-    """The patches of images as rows (batch, …, values of a patch): a product reads them, no thin convolution is set up."""
-    for axis, size in enumerate(layer.kernel_size):
+def patches(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """The patches of images as rows (batch, …, values of a patch)."""
+    for axis, size in enumerate(sizes):
         x = x.unfold(2 + axis, size, size)
-    return x.movedim(1, -1 - len(layer.kernel_size)).flatten(-1 - len(layer.kernel_size))
+    return x.movedim(1, -1 - len(sizes)).flatten(-1 - len(sizes))
 
 
 class SubspaceNorm(nn.Module):

@@ -1,0 +1,103 @@
+"""Linear layers whose weights are kept in the layout in which the processor multiplies.
+
+A plain product first copies the weight into that layout, every time anew; for the fifty rows of one image that takes half as
+long as the arithmetic. The base's weights never change, so once a layer has been used a few times its weight is packed for
+good (oneDNN's layout), and the plain values, which lie in a mapped file, may leave memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_LEAST_VALUES = 1 << 16  # smaller weights are in the processor's cache anyway
+_LEAST_ROWS = 8  # fewer rows gain nothing
+_USES = 4  # products before a weight is packed: a command that answers one input need not pay for it
+_PAGEOUT = 21  # MADV_PAGEOUT of Linux: pages that can be had again leave memory, all others stay
+
+
+class PackedLinear(nn.Linear):
+    """A linear layer that packs its weight when it is used again and again; made by `pack_layers`."""
+
+    pack: _Pack
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's output."""
+        packed = self.pack.of(self.weight, x)
+        if packed is None:
+            return super().forward(x)
+        return _product(x.reshape(-1, x.shape[-1]), packed, self.bias).view(*x.shape[:-1], self.out_features)
+
+    def add_product(self, rows: Tensor, x: Tensor) -> Tensor:
+        """`rows (n, out)` plus the product of `x (n, in)` with the weight; the sum may take the place of `rows`."""
+        packed = self.pack.of(self.weight, x)
+        return rows.addmm_(x, self.weight.mT) if packed is None else _sum(x, rows, packed)
+
+
+class _Pack:
+    """One weight in the processor's layout, as soon as it is worth it; copies of a layer share it."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+        self._packed: Tensor | None = None
+        self._uses = 0
+        self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Pack:
+        """Trees over the same tensors share what is made of these."""
+        return self
+
+    def of(self, weight: Tensor, x: Tensor) -> Tensor | None:
+        """The packed weight, for a product with these rows; none where the plain one is to be taken."""
+        if weight is not self.weight or x.numel() < _LEAST_ROWS * x.shape[-1] or not torch.is_inference_mode_enabled():
+            return None
+        if self._packed is None and self._lock.acquire(blocking=False):  # who finds another at it takes the plain one
+            try:
+                self._uses += 1
+                if self._uses > _USES and self._packed is None:
+                    self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+                    _let_go(weight)
+            finally:
+                self._lock.release()
+        return self._packed
+
+
+def pack_layers(model: nn.Module) -> None:
+    """Let the linear layers of a model whose weights never change pack them, where that can be done."""
+    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")):  # type: ignore[no-untyped-call]
+        return
+    for layer in model.modules():
+        # A class that is derived from these may do something else with its weight.
+        if isinstance(layer, nn.Linear) and type(layer) in (nn.Linear, PackedLinear) and _worth_packing(layer.weight):
+            layer.__class__ = PackedLinear
+            found = layer.__dict__.get("pack")
+            if found is None or found.weight is not layer.weight:
+                layer.__dict__["pack"] = _Pack(layer.weight)
+
+
+def _worth_packing(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= _LEAST_VALUES
+
+
+def _product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return found
+
+
+def _sum(x: Tensor, rows: Tensor, packed: Tensor) -> Tensor:
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, rows, packed, None, "add")
+    return found
+
+
+def _let_go(weight: Tensor) -> None:
+    """Tell the system that the values will hardly be read again; those of a mapped file it can read from there."""
+    start = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    stop = (weight.data_ptr() + weight.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    with suppress(AttributeError, OSError):  # not on Linux
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _PAGEOUT)
