@@ -46,7 +46,7 @@ def answer(model: mm.Model, batch: dict[str, Tensor], sets: list[list[str]]) -> 
     """Both passes and the heads for a batch whose selected sets are given; seconds of first pass and of routing."""
     routings, timings = model._routed(batch, list(range(len(model.tasks))), Unknown())
     routings = [replace(r, selected=s) for r, s in zip(routings, sets, strict=True)]
-    output, order = model._second_pass(batch, routings)
+    output, order = model._second_pass(batch, routings, for_heads=True)
     model._heads(output, order, batch, routings, 3)
     return timings["first pass"] / 1000, timings["routing"] / 1000
 

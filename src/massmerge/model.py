@@ -124,7 +124,7 @@ class Model(Routed):
         for rows in self._readable(inputs, batch_size):
             batch = self._runtime.batch(rows)
             routings = self._settled(batch, self._routings_of(batch, everything, "input", Unknown())[0])
-            output, order = self._second_pass(batch, routings)
+            output, order = self._second_pass(batch, routings, for_heads=True)
             here = known[len(found) : len(found) + len(rows)]
             told = [replace(r, selected=[t], weights={t: 1.0}) for r, t in zip(routings, here, strict=True)]
             free, heads = (self._heads(output, order, batch, chosen, 3) for chosen in (routings, told))
@@ -305,7 +305,7 @@ class Model(Routed):
             chosen = [routings[i] for i in known]
             part = batch if len(known) == len(routings) else {k: v[torch.tensor(known)] for k, v in batch.items()}
             began = time.perf_counter()
-            output, order = self._second_pass(part, chosen)
+            output, order = self._second_pass(part, chosen, for_heads=True)
             timings["second pass"] = milliseconds(began)
             began = time.perf_counter()
             for i, prediction in zip(known, self._heads(output, order, part, chosen, top), strict=True):
@@ -314,8 +314,13 @@ class Model(Routed):
         timings["inputs"] = len(routings)
         return [replace(p, timings=timings) for p in predictions]
 
-    def _second_pass(self, batch: dict[str, Tensor], routings: list[Routing]) -> tuple[Any, Tensor]:
-        """The backbone's output for the inputs sorted by selected set, and the order they were sorted to."""
+    def _second_pass(
+        self, batch: dict[str, Tensor], routings: list[Routing], *, for_heads: bool = False
+    ) -> tuple[Any, Tensor]:
+        """The backbone's output for the inputs sorted by selected set, and the order they were sorted to.
+
+        What heads do not read of it may be missing if it is for them alone.
+        """
         runtime = self._runtime
         groups = self._groups(routings)
         order = [i for _, members in groups for i in members]
@@ -330,7 +335,7 @@ class Model(Routed):
         call = (
             shell.backbone_call(sorted_batch, runtime.base) if shell else with_decoder_start(sorted_batch, runtime.base)
         )
-        return runtime.second_pass(call, Segments(tuple(parts), len(order))), index
+        return runtime.second_pass(call, Segments(tuple(parts), len(order), for_heads)), index
 
     def _generations(
         self, generator: Generator, rows: list[Row], allowed: list[int], unknown: Unknown

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from massmerge.routing.separation import separation
 from massmerge.routing.sites import probe_inputs, watched_sites
 from massmerge.subspace import SecondPass, SetChanges
 from massmerge.subspace.cache import DenseCache
+from massmerge.subspace.first_token import first_token_layers
 from massmerge.subspace.install import PROBE_BATCH, Observed, observe
 from massmerge.task_tensors import TaskTensors
 from massmerge.trees import shared_copy
@@ -186,7 +187,7 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
     voters = choose_voters(bundle.recipe, sites, base, tensors, half=image)
     routers = make_routers(bundle, kind, voters, tensors)  # small, and kept on the CPU
     tensors.to(place)
-    second = SecondPass(base, touched, slots, observed)
+    second = SecondPass(base, touched, slots, observed, _first_only(base, observed, heads))
     first_pass = _make_first_pass(bundle, base, voters, tensors, slots)
 
     def attempt(inputs: dict[str, Tensor]) -> object:
@@ -222,10 +223,21 @@ def _load_heads(bundle: Bundle, base: PreTrainedModel) -> dict[str, Head]:
 
 def _probe(base: PreTrainedModel, inputs: dict[str, Tensor], heads: dict[str, Head]) -> tuple[list[Site], Observed]:
     """The sites, and which modules can be divided by inputs: one forward pass shows both."""
-    shell = next((h for h in heads.values() if isinstance(h, ShellHead)), None)
     with watched_sites(base) as found:
-        observed = observe(base, shell.backbone_call(inputs, base) if shell else with_decoder_start(inputs, base))
+        observed = observe(base, _call(base, inputs, heads))
     return found(), observed
+
+
+def _first_only(base: PreTrainedModel, observed: Observed, heads: dict[str, Head]) -> set[str]:
+    """Layers of which all heads read the first token's row alone."""
+    inputs = probe_inputs(base, 1)
+    return first_token_layers(base, observed.called, heads.values(), inputs, _call(base, inputs, heads))
+
+
+def _call(base: PreTrainedModel, inputs: dict[str, Tensor], heads: dict[str, Head]) -> dict[str, Any]:
+    """How the backbone is called with these inputs."""
+    shell = next((h for h in heads.values() if isinstance(h, ShellHead)), None)
+    return shell.backbone_call(inputs, base) if shell else with_decoder_start(inputs, base)
 
 
 def _make_first_pass(

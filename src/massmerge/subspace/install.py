@@ -49,12 +49,19 @@ class SecondPass:
         touched: names of the tensors that at least one task changes.
         slots: kind and shape of every tensor.
         observed: what a forward pass of the base, or of its skeleton, has shown.
+        first_only: paths of linear layers of which heads read the first token's row alone.
     """
 
     def __init__(
-        self, base: PreTrainedModel, touched: Iterable[str], slots: dict[str, Slot], observed: Observed
+        self,
+        base: PreTrainedModel,
+        touched: Iterable[str],
+        slots: dict[str, Slot],
+        observed: Observed,
+        first_only: Iterable[str] = (),
     ) -> None:
         changed = set(touched)
+        self._first_only = set(first_only)
         # Tied tensors are changed under each of their names.
         self._touched = {n: s for s in slots.values() if s.name in changed for n in (s.name, *s.aliases)}
         self._called, self._batched = observed
@@ -131,7 +138,9 @@ class SecondPass:
         if isinstance(module, nn.Embedding):
             return SubspaceEmbedding(module, weight)
         if isinstance(module, nn.Linear | Conv1D):
-            return SubspaceLinear(module, weight, bias, transposed=isinstance(module, Conv1D))
+            return SubspaceLinear(
+                module, weight, bias, transposed=isinstance(module, Conv1D), first_only=path in self._first_only
+            )
         assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
         return (SubspacePatches if cuts_patches(module) else SubspaceConv)(module, weight, bias)
 

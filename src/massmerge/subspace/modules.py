@@ -35,11 +35,13 @@ class SubspaceLinear(nn.Module):
         weight: name of its weight, by which sets know it; a tied weight has one name for all its layers.
         bias: name of its bias.
         transposed: whether the weight is stored (in, out).
+        first_only: whether heads read the first token's row alone.
     """
 
-    def __init__(self, layer: nn.Module, weight: str, bias: str, *, transposed: bool) -> None:
+    def __init__(self, layer: nn.Module, weight: str, bias: str, *, transposed: bool, first_only: bool = False) -> None:
         super().__init__()
         self.layer, self._weight, self._bias, self._transposed = layer, weight, bias, transposed
+        self._first_only = first_only
 
     @property
     def weight(self) -> Tensor:
@@ -54,6 +56,13 @@ class SubspaceLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The layer's output, each segment with its own update."""
         segments = active()
+        if self._first_only and segments.for_heads and x.ndim == 3 and x.shape[1] > 1:
+            out = self._empty(x).zero_()
+            out[:, :1] = self._forward(x[:, :1], segments)
+            return out
+        return self._forward(x, segments)
+
+    def _forward(self, x: Tensor, segments: Segments) -> Tensor:
         if any(self._weight in part.changes.materialised for part in segments.parts):
             return torch.cat([self._one(_rows(x, part, segments.batch), part.changes) for part in segments.parts])
         out = self._empty(x)
@@ -283,7 +292,7 @@ class PerSegment(nn.Module):
             rows, count = slice(part.start, part.stop), part.stop - part.start
             here = take_rows(args, rows, segments.batch)
             named = {k: take_rows(v, rows, segments.batch) for k, v in kwargs.items()}
-            with running(Segments((Segment(part.changes, 0, count),), count)):
+            with running(Segments((Segment(part.changes, 0, count),), count, segments.for_heads)):
                 results.append(self.of(part.changes)(*here, **named))
         return join_rows(results)
 

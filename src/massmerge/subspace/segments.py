@@ -21,10 +21,17 @@ class Segment:
 
 @dataclass(frozen=True)
 class Segments:
-    """All segments of a batch."""
+    """All segments of a batch.
+
+    Attributes:
+        parts: one after the other.
+        batch: how many rows they have together.
+        for_heads: whether only heads read what comes out, so that what they do not read need not be computed.
+    """
 
     parts: tuple[Segment, ...]
     batch: int
+    for_heads: bool = False
 
     def within(self, rows: slice) -> Segments:
         """The segments of some successive rows, counted from the first of them."""
@@ -35,7 +42,7 @@ class Segments:
             for p in self.parts
             if p.start < rows.stop and p.stop > rows.start
         ]
-        return Segments(tuple(cut), rows.stop - rows.start)
+        return Segments(tuple(cut), rows.stop - rows.start, self.for_heads)
 
 
 _ACTIVE: ContextVar[Segments] = ContextVar("active segments")
