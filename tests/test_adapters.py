@@ -360,3 +360,26 @@ def test_an_output_layer_saved_whole_leaves_the_embeddings_alone(tmp_path):
 def test_a_folder_with_an_adapter_configuration_is_an_adapter(tmp_path):
     write_adapter(tmp_path, target_modules=["query"])
     assert isinstance(open_pair(tmp_path)[1], AdapterExpert)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"lora_alpha": None}, "lora_alpha: None, which is no number"),
+        ({"lora_alpha": "much"}, "lora_alpha: 'much', which is no number"),
+        ({"alpha_pattern": {"query": []}}, r"alpha_pattern of query: \[\], which is no number"),
+    ],
+)
+def test_a_scale_that_is_no_number_is_refused_with_its_key(tmp_path, changes, words):
+    write_adapter(tmp_path, target_modules=["query"])
+    edit(tmp_path / "expert", **changes)
+    with pytest.raises(InputError, match=words):
+        open_pair(tmp_path)
+
+
+def test_an_adapter_that_names_no_kind_is_refused(tmp_path):
+    write_adapter(tmp_path, target_modules=["query"])
+    path = tmp_path / "expert" / "adapter_config.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "peft_type"}))
+    with pytest.raises(InputError, match="names no peft_type"):
+        open_pair(tmp_path)

@@ -133,3 +133,17 @@ def test_a_static_merge_is_no_bundle_and_is_loaded_with_transformers(tmp_path):
     path = merge(write_family(tmp_path, "bert", {"red": 2}, method="tsv_m"), tmp_path / "out", workers=1)
     with pytest.raises(InputError, match=r"a tsv_m merge.*AutoModel\.from_pretrained"):
         Bundle(path)
+
+
+def test_a_manifest_that_cannot_be_written_leaves_the_one_before(bundle, monkeypatch):
+    before = contents(bundle)
+    monkeypatch.setattr(Path, "write_text", lambda self, text, **_: self.write_bytes(text.encode()[:100]) and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        resigned(bundle, method="other")
+    assert contents(bundle) == before
+
+
+def test_factors_of_an_unknown_task_are_refused_with_those_there_are(made):
+    for ask in (Bundle(made).factors, Bundle(made).whole):
+        with pytest.raises(InputError, match=r"no task 'blue'\. There are red, green"):
+            ask("blue", "x")

@@ -227,6 +227,11 @@ def test_one_pixel_is_an_image(image):
     assert image.predict(Image.new("RGB", (1, 1)))[0].task
 
 
+@pytest.mark.parametrize("item", [Image.new("RGB", (0, 5)), np.zeros((3, 0, 3), dtype=np.uint8)], ids=["PIL", "array"])
+def test_an_image_without_a_pixel_is_refused(image, item):
+    assert "has nothing to see" in refused(image, item)
+
+
 @pytest.mark.parametrize("item", [5, None, ("a.png", "b.png"), object()])
 def test_what_is_no_image_is_refused_with_its_kind(image, item):
     assert re.match(r"this model takes images or paths of images, not \w+\.$", refused(image, item))

@@ -195,3 +195,28 @@ def test_a_site_that_does_not_exist_is_refused_when_loading(root, tmp_path):
 def test_a_cache_of_no_size_is_refused(root):
     with pytest.raises(InputError, match="'lots' is no size"):
         massmerge.load(family_bundle(root, "bert"), cache="lots")
+
+
+def test_options_that_there_are_not_are_refused(root, text):
+    for call, words in {
+        lambda: massmerge.load(text_bundle(root), check="x"): "check is True, False or 'background', not 'x'",
+        lambda: text.predict("a", on_error="x"): "on_error is 'raise' or 'row', not 'x'",
+        lambda: massmerge.merge(
+            text_bundle(root).parent / "recipe.yaml", root / "never", workers=0
+        ): "at least 1, not 0",
+    }.items():
+        with pytest.raises(InputError, match=words):
+            call()
+
+
+def test_inputs_and_what_belongs_to_each_must_be_as_many(text):
+    ids = torch.ones(2, 5, dtype=torch.long)
+    for call, words in {
+        lambda: text.predict(
+            {"input_ids": ids, "attention_mask": ids[:1]}
+        ): r"input_ids \(2, 5\), attention_mask \(1, 5\)",
+        lambda: text.outcomes(["a"], []): "1 inputs and 0 tasks",
+        lambda: text.answer(["a", "b"], text.route(["a"])): r"more inputs than routings \(1\)",
+    }.items():
+        with pytest.raises(InputError, match=words):
+            call()

@@ -79,7 +79,12 @@ def test_what_is_dumped_is_the_same_recipe():
         ("base: b\nbase: c\n" + SMALL.partition("\n")[2], "recipe.yaml:2: the key 'base' stands there twice"),
         (SMALL + "merge: {budget: 2.0, rank: 3}", "give either budget or rank, not both"),
         ("base: [b", "recipe.yaml:1: not valid YAML"),
-        ("base: &a [*a]", "an anchor in it refers to itself"),
+        ("base: &a [*a]", "recipe.yaml:1: 'base': should be a valid string"),
+        ("base: b\ntasks: &a [*a]", "recipe.yaml:2: 'tasks"),
+        ("base: " + "[" * 5000, "nested too deeply, or an anchor"),
+        ("base: 2020-13-45", "recipe.yaml: a value in it cannot be read (month must be in 1..12). Write it in quotes."),
+        ("base: " + "7" * 5000, "recipe.yaml: a value in it cannot be read"),
+        (SMALL + "router: {site: []}", "recipe.yaml:4: 'router.site' is empty; name at least one"),
         ("", "a recipe is a mapping with the keys base and tasks"),
         ("- base", "a recipe is a mapping with the keys base and tasks"),
     ],
@@ -119,3 +124,8 @@ def test_a_recipe_that_is_no_text_is_named(tmp_path):
     (tmp_path / "r.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match=r"r\.yaml: cannot be read"):
         Recipe.load(tmp_path / "r.yaml")
+
+
+def test_a_few_lines_of_anchors_that_stand_for_billions_of_values_are_refused_at_once():
+    lines = ["a0: &a0 [x, x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
+    assert "unknown key 'a29'" in fault("\n".join(lines) + "\n" + SMALL)

@@ -92,6 +92,11 @@ def test_a_path_is_relative_to_the_recipe(tmp_path):
     assert find_source("experts", tmp_path, download=False).path == (tmp_path / "experts").resolve()
 
 
+def test_a_name_that_no_file_can_have_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no file or folder can have such a name"):
+        find_source("a\0b", tmp_path, download=False)
+
+
 @pytest.mark.parametrize("text", ["./nowhere", "/nowhere/at/all", "a/b/c", "what is this"])
 def test_a_missing_path_is_refused_with_the_place_that_was_looked_at(tmp_path, text):
     with pytest.raises(InputError, match=rf"{re.escape(text)}: no such file or folder \(looked for /"):

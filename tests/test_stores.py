@@ -159,6 +159,13 @@ def test_a_truncated_pickle_is_refused_by_name(tmp_path, kept):
         open_file(path)
 
 
+@pytest.mark.parametrize("data", [b"junkjunk", b"\x80\x02.", b"(", b"\x80\x02}q\x00(K\x01u.", b"\x00" * 64])
+def test_bytes_that_are_no_pickle_at_all_are_refused_by_name(tmp_path, data):
+    (tmp_path / "junk.pt").write_bytes(data)
+    with pytest.raises(InputError, match=r"junk\.pt: .*[Ss]ave"):
+        open_file(tmp_path / "junk.pt")
+
+
 def test_a_file_of_another_kind_is_refused_with_the_kinds_that_are_read(tmp_path):
     (tmp_path / "expert.onnx").write_bytes(b"")
     with pytest.raises(InputError, match=r"expert\.onnx.*\.safetensors, \.pt, \.pth or \.bin"):

@@ -46,9 +46,14 @@ def write_manifest(folder: Path, data: dict[str, Any]) -> None:
 
 
 def sign_manifest(folder: Path, data: dict[str, Any]) -> None:
-    """Write a manifest as it is given, with a checksum of its own."""
+    """Write a manifest as it is given, with a checksum of its own; the one before stays until the new one is whole."""
     text = json.dumps({**data, "sha256": _manifest_sha256(data)}, ensure_ascii=False)
-    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    draft = folder / f".{MANIFEST}.draft"
+    try:
+        draft.write_text(text + "\n", encoding="utf-8")
+        draft.replace(folder / MANIFEST)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _manifest_sha256(data: dict[str, Any]) -> str:
@@ -204,20 +209,25 @@ class Bundle:
         """For each task, the tensors of its factors file."""
         return {t.name: read_header(self.factors_file(t.name)) for t in self.tasks}
 
+    def _header(self, task: str) -> dict[str, TensorInfo]:
+        if task not in self.headers:
+            raise InputError(f"{self.path}: no task {task!r}. There are {', '.join(self.headers)}.")
+        return self.headers[task]
+
     def factors_file(self, task: str) -> Path:
         """The file of a task's factors and whole tensors."""
         return self.file(f"tasks/{task}/factors.safetensors")
 
     def factors(self, task: str, tensor: str) -> Factors | None:
         """A task's factors of one matrix; none where it leaves the base as it is."""
-        header = self.headers[task]
+        header = self._header(task)
         if f"{tensor}.s" not in header:
             return None
         return Factors(*(read_tensor(header[f"{tensor}.{part}"]) for part in "usv"))
 
     def whole(self, task: str, tensor: str) -> Tensor | None:
         """A task's own value of a tensor without factors; none where it leaves the base as it is."""
-        info = self.headers[task].get(tensor)
+        info = self._header(task).get(tensor)
         return None if info is None else read_tensor(info)
 
     @cached_property

@@ -211,6 +211,8 @@ def _open_image(item: Any) -> Image.Image:
             item = Image.fromarray(item)
         if not isinstance(item, Image.Image):
             raise InputError(f"this model takes images or paths of images, not {_kind(item)}.")
+        if not item.width * item.height:
+            raise InputError(f"{where}an image of {item.width}×{item.height} pixels has nothing to see.")
         if item.width * item.height > MAX_PIXELS:
             raise InputError(
                 f"{where}{item.width}×{item.height} pixels; at most {MAX_PIXELS:,} are decoded. Scale it down."

@@ -99,6 +99,8 @@ def merge(
         MassError: the work failed.
     """
     recipe, folder = recipe_and_folder(recipe, folder)
+    if workers is not None and workers < 1:
+        raise InputError(f"workers must be at least 1, not {workers}.")
     workers = workers or os.cpu_count() or 1
     progress = progress or Silent()
     target = Path(out).resolve()

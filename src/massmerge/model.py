@@ -119,6 +119,8 @@ class Model(Routed):
             tasks: the true task of each.
             batch_size: how many inputs run at once.
         """
+        if len(inputs) != len(tasks):
+            raise InputError(f"{len(inputs)} inputs and {len(tasks)} tasks: each input needs the name of its task.")
         everything, known = self._allowed(None), [self.tasks[i] for task in tasks for i in self._allowed(task)]
         found: list[tuple[Prediction, Prediction]] = []
         for rows in self._readable(inputs, batch_size):
@@ -221,6 +223,8 @@ class Model(Routed):
         found: list[Prediction] = []
         for rows in self._readable(several(inputs), batch_size):
             own = list(routings[len(found) : len(found) + len(rows)])
+            if len(own) < len(rows):
+                raise InputError(f"more inputs than routings ({len(routings)}): each input needs its own.")
             found += self._answer_routed(self._runtime.batch(rows), own, {}, top)
         return found
 

@@ -83,7 +83,7 @@ class RouterOptions(Part):
     """How an input finds its task."""
 
     kind: Literal["projection", "nearest", "prototype", "mlp"] = "projection"
-    site: str | list[str] = "auto"
+    site: str | Annotated[list[str], Field(min_length=1)] = "auto"
     token: Literal["auto", "cls", "mean", "both", "each"] = "auto"
     first_pass: Literal["base", "fixed"] = "base"
     score: Literal["residual", "l1", "mahalanobis", "energy"] = "residual"

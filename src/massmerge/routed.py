@@ -98,6 +98,8 @@ class Routed:
         self, inputs: Iterable[Any], size: int, on_error: str, read: Callable[[Any], Row] | None = None
     ) -> Iterator[list[Row | InputError]]:
         """Rows of tensors, in batches; with `row`, the error itself where an input cannot be read."""
+        if on_error not in ("raise", "row"):
+            raise InputError(f"on_error is 'raise' or 'row', not {on_error!r}.")
         items, read = iter(inputs), read or self._runtime.reader.row
         while chunk := list(islice(items, size)):
             rows: list[Row | InputError] = []
@@ -184,6 +186,9 @@ def several(inputs: Any) -> Iterable[Any]:
         tensors = {name: torch.as_tensor(value) for name, value in inputs.items()}
         several = {"input_ids": 2, "pixel_values": 4}
         if any(tensor.ndim == several.get(name) for name, tensor in tensors.items()):
+            if len({len(tensor) for tensor in tensors.values()}) > 1:
+                shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+                raise InputError(f"tensors of different numbers of inputs: {shapes}. All must have as many rows.")
             return [dict(zip(tensors, row, strict=True)) for row in zip(*tensors.values(), strict=True)]
         return [inputs]
     if isinstance(inputs, Tensor | np.ndarray):

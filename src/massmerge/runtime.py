@@ -124,6 +124,8 @@ def load_runtime(
     check: bool | Literal["background"] = "background",
 ) -> Runtime:
     """Load everything of a bundle that answers need; `check` as in `massmerge.load`."""
+    if check not in (True, False, "background"):
+        raise InputError(f"check is True, False or 'background', not {check!r}.")
     bundle = Bundle(path, check=False)
     if check:
         # What went wrong with a damaged bundle is the damage, whatever error would come of it.

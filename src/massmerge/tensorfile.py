@@ -61,6 +61,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             if size < 8 or length > min(size - 8, _HEADER_LIMIT):
                 raise ValueError(f"its header would be {length} bytes long, the file has {size}")
             entries = json.loads(file.read(length))
+        if not isinstance(entries, dict):
+            raise ValueError("its header is no mapping")
         entries.pop("__metadata__", None)
         infos = {name: _info(entry, path, 8 + length) for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

@@ -61,9 +61,11 @@ def parse(model: type[_P], text: str, name: str, what: str) -> _P:
     """
     try:
         node, data = _loaded(text)
-        repeated = _repeated_keys(node)
+        repeated = _repeated_keys(node, set())
     except RecursionError:
-        raise InputError(f"{name}: an anchor in it refers to itself.") from None
+        raise InputError(f"{name}: nested too deeply, or an anchor in it refers to itself.") from None
+    except ValueError as error:  # what looks like a date or a number and is none
+        raise InputError(f"{name}: a value in it cannot be read ({error}). Write it in quotes.") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}:{mark.line + 1}" if mark else name
@@ -109,7 +111,7 @@ def _fault(model: type[Part], what: str, path: Sequence[str | int], errors: Sequ
         return f"unknown key {key!r} (known here: {', '.join(_known_keys(model, path[:-1]))})"
     if kind == "missing":
         return f"{key!r} is missing"
-    if kind == "too_short":
+    if any(error["type"] == "too_short" for error in errors):
         return f"{key!r} is empty; name at least one"
     messages = (e["msg"].removeprefix("Value error, ").removeprefix("Input ") for e in errors)
     words = " or ".join(dict.fromkeys(messages)).replace(" or should be ", " or ")
@@ -167,17 +169,23 @@ def _line(node: yaml.Node | None, path: Sequence[str | int]) -> int:
     return line
 
 
-def _repeated_keys(node: yaml.Node | None) -> list[tuple[str, int]]:
-    """Keys that a mapping has twice; YAML's reader would keep the last without a word."""
+def _repeated_keys(node: yaml.Node | None, visited: set[int]) -> list[tuple[str, int]]:
+    """Keys that a mapping has twice; YAML's reader would keep the last without a word.
+
+    What anchors refer to is looked at once: a few lines of them can stand for billions of nodes.
+    """
     found: list[tuple[str, int]] = []
+    if id(node) in visited:
+        return found
+    visited.add(id(node))
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
             if key.value in seen:
                 found.append((key.value, key.start_mark.line + 1))
             seen.add(key.value)
-            found += _repeated_keys(value)
+            found += _repeated_keys(value, visited)
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
-            found += _repeated_keys(value)
+            found += _repeated_keys(value, visited)
     return found

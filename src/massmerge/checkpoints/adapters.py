@@ -161,7 +161,9 @@ def open_adapter(source: Source, base: Base) -> AdapterExpert:
 
 
 def _refuse_other_kinds(config: dict[str, Any]) -> None:
-    kind = str(config.get("peft_type", "unknown"))
+    kind = str(config.get("peft_type"))
+    if "peft_type" not in config:
+        raise InputError("its adapter_config.json names no peft_type. Save the adapter again with peft.")
     if kind != "LORA":
         raise InputError(f"is a {kind} adapter; only LoRA and rsLoRA are low-rank updates. Merge it into a full model.")
     used = [option for option in _OTHER_KINDS if config.get(option)]
@@ -249,9 +251,11 @@ def _update_shape(pair: LoraPair, store: Store) -> tuple[int, int]:
 def _scale(config: dict[str, Any], module: str, store: Store, a: str) -> float:
     """`alpha / r`, or `alpha / sqrt(r)` with rsLoRA; alpha may differ from module to module."""
     rank = store.infos[a].shape[0]
-    alpha = float(config.get("lora_alpha", 8))
+    key, alpha = "lora_alpha", config.get("lora_alpha", 8)
     for pattern, value in (config.get("alpha_pattern") or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", module):
-            alpha = float(value)
+            key, alpha = f"alpha_pattern of {pattern}", value
             break
+    if not isinstance(alpha, int | float):
+        raise InputError(f"its adapter_config.json has {key}: {alpha!r}, which is no number. Save the adapter again.")
     return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank

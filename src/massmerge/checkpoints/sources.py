@@ -88,6 +88,8 @@ def find_source(text: str, relative_to: Path, *, download: bool) -> Source:
     Raises:
         InputError: there is no such thing.
     """
+    if "\0" in text:
+        raise InputError(f"{text!r}: no file or folder can have such a name.")
     path = relative_to / Path(text).expanduser()
     if path.exists():
         return Source(text, path.resolve())

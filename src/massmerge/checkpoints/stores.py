@@ -107,7 +107,7 @@ def _load_pickle(path: Path, mapped: bool = True) -> dict[str, Tensor]:
         raise InputError(
             f"{path}: holds more than tensors, and unpickling it could run code. Save its state dict as safetensors."
         ) from None
-    except (RuntimeError, EOFError, ValueError, OSError) as error:
+    except (RuntimeError, EOFError, ValueError, OSError, LookupError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: not a PyTorch state dict, or damaged ({error}). Save it again.") from None
     for wrapper in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,13 @@ import click
 from massmerge.bundle import Bundle
 from massmerge.cli.common import batch_size_option, cache_option, verb
 from massmerge.errors import InputError, MassError
+
+
+def finite(_: click.Context, __: click.Parameter, value: float) -> float:
+    """Ranges take infinity, and what is not a number is in every range."""
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no number of seconds to wait.")
+    return value
 
 
 @click.command()
@@ -37,6 +45,7 @@ from massmerge.errors import InputError, MassError
 @click.option(
     "--batch-wait",
     type=click.FloatRange(0),
+    callback=finite,
     default=3.0,
     show_default=True,
     help="Milliseconds that an input waits for others.",
@@ -45,6 +54,7 @@ from massmerge.errors import InputError, MassError
 @click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
+    callback=finite,
     default=30.0,
     show_default=True,
     help="Seconds within which a request is answered or refused.",

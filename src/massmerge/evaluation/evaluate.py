@@ -68,6 +68,8 @@ def evaluate(
     Raises:
         InputError: bundle and suite do not fit, or something is missing; nothing has been run then.
     """
+    if batch_size < 1:
+        raise InputError("batch_size must be at least 1.")
     ready = prepare_evaluation(bundle, suite, folder=folder, tasks=tasks, split=split, limit=limit, seed=seed)
     if ready.writes and route == "batch":
         raise InputError("prompts are routed one by one: route is 'input' for bundles that write their answers.")

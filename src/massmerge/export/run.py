@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -90,11 +91,21 @@ def _appearing(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield work
+        _let_read(work)
         if target.exists():
             target.rmdir()
         work.rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _let_read(folder: Path) -> None:
+    """Give files the permissions that new files have here: safetensors writes its own for their owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o666 & ~mask)
 
 
 def _bytes(folder: Path) -> int:
