@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from massmerge.bundle import Bundle
 from massmerge.checkpoints import AdapterExpert, LowRank
 from massmerge.errors import InputError
-from massmerge.merge import merge
+from massmerge.merging import merge
 from massmerge.prepare import make_plan
 from models import FAMILIES, assert_same, open_pair, rewrite, state_of, weights_of, write_recipe
 

@@ -25,7 +25,7 @@ from click.testing import CliRunner
 from pydantic import BaseModel
 
 import massmerge
-from massmerge.cli.main import main
+from massmerge.cli.main import VERBS, main
 from massmerge.example import make_example
 from massmerge.recipe import Recipe
 from serving import serving
@@ -215,7 +215,7 @@ def run_page(page: Path, stack: ExitStack) -> None:
 
 def verbs() -> dict:
     assert isinstance(main, Group)
-    return main.commands
+    return {name: main.get_command(None, name) for name in VERBS}
 
 
 @pytest.mark.parametrize("verb", verbs())

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from massmerge.bundle import Bundle
 from massmerge.errors import InputError
-from massmerge.merge import merge
+from massmerge.merging import merge
 from massmerge.prepare import make_plan
 from models import FAMILIES, assert_same, backbone_of, open_pair, rewrite, state_of, weights_of
 from pairs import BERT, shifted, write_pair

@@ -12,7 +12,7 @@ from transformers import AutoModel
 import naive
 import naive_methods
 from massmerge import InputError, merge
-from massmerge.merge import Silent
+from massmerge.merging import Silent
 from massmerge.methods import Deltas, Known
 from massmerge.methods.consensus import consensus
 from massmerge.methods.dare import dare, kept_entries

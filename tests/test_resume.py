@@ -18,7 +18,7 @@ from commands import mass, start_mass
 from massmerge import Bundle, InputError, MassError, merge
 from massmerge.checkpoints.experts import FullExpert
 from massmerge.cli.main import main
-from massmerge.merge import Silent
+from massmerge.merging import Silent
 from models import FAMILIES, contents, write_family, write_recipe
 
 _random = random.Random(7)

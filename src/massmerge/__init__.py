@@ -1,21 +1,54 @@
 """One backbone and many fine-tuned experts of it, as one bundle that finds the task by itself."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from massmerge.answers import Answer, Generation, Prediction, Routing
+    from massmerge.bundle import Bundle
+    from massmerge.errors import InputError, MassError, Problem
+    from massmerge.evaluation.evaluate import evaluate
+    from massmerge.evaluation.results import Evaluation
+    from massmerge.evaluation.suite import Suite
+    from massmerge.merging import merge
+    from massmerge.model import Model, load
+    from massmerge.plan import Plan
+    from massmerge.prepare import make_plan
+    from massmerge.recipe import Recipe
+    from massmerge.static_model import StaticModel
+
 __version__ = "0.1.0"
-
-from massmerge.answers import Answer, Generation, Prediction, Routing
-from massmerge.bundle import Bundle
-from massmerge.errors import InputError, MassError, Problem
-from massmerge.evaluation.evaluate import evaluate
-from massmerge.evaluation.results import Evaluation
-from massmerge.evaluation.suite import Suite
-from massmerge.merge import merge
-from massmerge.model import Model, load
-from massmerge.plan import Plan
-from massmerge.prepare import make_plan
-from massmerge.recipe import Recipe
-from massmerge.static_model import StaticModel
-
 __all__ = [
     "Answer", "Bundle", "Evaluation", "Generation", "InputError", "MassError", "Model", "Plan", "Prediction", "Problem",
     "Recipe", "Routing", "StaticModel", "Suite", "__version__", "evaluate", "load", "make_plan", "merge",
 ]  # fmt: skip
+
+# Where each name lives. torch and transformers take seconds to import; who asks for a version or for help need not wait.
+_HOMES = {
+    "answers": ("Answer", "Generation", "Prediction", "Routing"),
+    "bundle": ("Bundle",),
+    "errors": ("InputError", "MassError", "Problem"),
+    "evaluation.evaluate": ("evaluate",),
+    "evaluation.results": ("Evaluation",),
+    "evaluation.suite": ("Suite",),
+    "merging": ("merge",),
+    "model": ("Model", "load"),
+    "plan": ("Plan",),
+    "prepare": ("make_plan",),
+    "recipe": ("Recipe",),
+    "static_model": ("StaticModel",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from its module, which is imported then."""
+    for home, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(f"massmerge.{home}"), name)
+            return value
+    raise AttributeError(f"module 'massmerge' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return __all__

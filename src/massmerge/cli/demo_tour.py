@@ -25,7 +25,7 @@ from massmerge.evaluation.results import Evaluation
 from massmerge.evaluation.summary import percent
 from massmerge.explanation import explain
 from massmerge.inspection import inspect_bundle
-from massmerge.merge import merge
+from massmerge.merging import merge
 from massmerge.model import Model, load
 from massmerge.prepare import make_plan
 from massmerge.rows import read_inputs

@@ -15,7 +15,7 @@ from massmerge.bundle import Bundle, read_manifest
 from massmerge.cli.common import BarProgress, print_json, print_problems, seconds, size, table, verb
 from massmerge.cli.plan import describe
 from massmerge.evaluation.scales import SPLIT, ScaleChoice, choose_scale, with_scale
-from massmerge.merge import merge as run_merge
+from massmerge.merging import merge as run_merge
 from massmerge.prepare import Prepared
 from massmerge.recipe import Recipe
 

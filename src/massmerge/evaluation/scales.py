@@ -15,7 +15,7 @@ from massmerge.evaluation.data import TaskData, read_suite
 from massmerge.evaluation.metrics import Given, statistic
 from massmerge.evaluation.run import Progress, silent
 from massmerge.evaluation.suite import Suite, suite_and_folder
-from massmerge.merge import merge
+from massmerge.merging import merge
 from massmerge.methods import STATIC_METHODS
 from massmerge.methods.scales import candidates
 from massmerge.prepare import Prepared, prepare, recipe_and_folder

@@ -21,7 +21,7 @@ from massmerge.evaluation.studies.cells import Cells, checksum
 from massmerge.evaluation.studies.settings import Sample, Settings
 from massmerge.evaluation.suite import DEFAULT_SPLIT
 from massmerge.inputs import Row
-from massmerge.merge import merge
+from massmerge.merging import merge
 from massmerge.model import Model
 from massmerge.prepare import prepare
 from massmerge.recipe import Recipe
