@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 from transformers import AutoModel
 
 import naive
 from massmerge import Bundle, merge
 from massmerge.bundle import FIXED
+from massmerge.cli.main import main
 from models import FAMILIES, contents, read_deltas, write_family, write_recipe, write_shifted
 
 TASKS = {"red": 2, "green": 3, "blue": 2}
@@ -220,3 +222,14 @@ def test_the_same_experts_in_another_folder_at_another_time_give_the_same_bytes(
     os.utime(other / "red" / "model.safetensors", (1, 1))
     first, second = (contents(merge(f / "recipe.yaml", f / "out", workers=1)) for f in (one, other))
     assert first == second and "processor/vocab.txt" in first
+
+
+def test_a_merge_that_a_person_stops_says_how_to_go_on(tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("massmerge.cli.merge.run_merge", stop)
+    recipe = write_family(tmp_path, "bert", {"red": 2})
+    result = CliRunner().invoke(main, ["merge", str(recipe), str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert "The same command goes on where it stopped" in result.stderr

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.utils import logging
 
 import massmerge
 from massmerge.errors import InputError
-from models import FAMILIES, write_family
+from models import FAMILIES, family_bundle, write_family
 
 
 def rows(count=4):
@@ -66,3 +67,14 @@ def test_a_site_that_the_base_lacks_is_a_problem_of_the_plan(tmp_path, name):
     problems = massmerge.make_plan(recipe).errors
     assert [p.where for p in problems] == ["router.site"]
     assert "'M9'" in problems[0].message
+
+
+def test_loading_is_silent_and_leaves_transformers_as_talkative_as_it_was(root, capfd):
+    bundle = family_bundle(root, "vit")
+    capfd.readouterr()
+    logging.enable_progress_bar()
+    logging.set_verbosity_warning()
+    massmerge.load(bundle)  # its base has a pooler that no file has
+    assert capfd.readouterr() == ("", "")
+    assert logging.is_progress_bar_enabled()
+    assert logging.get_verbosity() == logging.WARNING

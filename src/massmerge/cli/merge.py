@@ -14,6 +14,7 @@ from massmerge.assemble_static import HEADS
 from massmerge.bundle import Bundle, read_manifest
 from massmerge.cli.common import BarProgress, print_json, print_problems, seconds, size, table, verb
 from massmerge.cli.plan import describe
+from massmerge.errors import MassError
 from massmerge.evaluation.scales import SPLIT, ScaleChoice, choose_scale, with_scale
 from massmerge.merging import merge as run_merge
 from massmerge.prepare import Prepared
@@ -55,6 +56,8 @@ def merge(
             given, out, folder=Path(recipe).resolve().parent, workers=workers, overwrite=overwrite, strict=strict,
             progress=progress, planned=show,
         )  # fmt: skip
+    except KeyboardInterrupt:
+        raise MassError("stopped. The same command goes on where it stopped, and ends in the same bytes.") from None
     finally:
         progress.close()
     print_problems(progress.problems)
