@@ -33,7 +33,7 @@ VARIED: dict[str, Callable[[Image.Image, random.Random], Image.Image]] = {
 STEPS = {
     "keys": Config(samples=6000, lr=1e-5),
     "animals": Config(samples=6000, lr=1e-5),
-    "solar_defect": Config(samples=6000),
+    "solar_defect": Config(samples=8000, lr=1e-5),
 }
 QUICK_ROWS = {"train": 256, "validation": 64, "test": 64}
 
