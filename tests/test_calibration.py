@@ -18,7 +18,7 @@ from massmerge.cli.main import main
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.verification import verify_bundle
 from massmerge.voters import site_router
-from models import FAMILIES, family_bundle, image_bundle, rows_of, text_bundle, with_options
+from models import FAMILIES, contents, family_bundle, image_bundle, rows_of, text_bundle, with_options
 
 INPUTS = {
     "spam": ["win a free prize now", "free call win win", "call now prize"],
@@ -285,6 +285,21 @@ def test_a_missing_file_is_an_error_of_the_call(bundle, files, tmp_path):
     done = run(bundle, *files[:2], f"--inputs=mood={tmp_path / 'gone.txt'}")
     assert done.exit_code == 2
     assert "gone.txt: no such file" in done.output
+
+
+@pytest.mark.parametrize("path", ["nofolder", "-", "word " * 1000])
+def test_a_path_that_is_not_there_is_no_text_to_fit_on(bundle, files, path):
+    before = contents(bundle)
+    done = run(bundle, f"--inputs=spam={path}", *files[1:])
+    assert done.exit_code == 2
+    assert f"inputs of spam: {path}: no such file or folder." in done.output
+    assert contents(bundle) == before
+
+
+def test_inputs_without_a_path_are_an_error_of_the_call(bundle, files):
+    done = run(bundle, "--inputs=spam=", *files[1:])
+    assert done.exit_code == 2
+    assert "'spam=': the path is missing; write --inputs task=path." in done.output
 
 
 def test_inputs_without_a_task_are_an_error_of_the_call(bundle):

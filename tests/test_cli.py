@@ -133,6 +133,12 @@ def test_inspect_draws_a_picture(family, tmp_path):
         assert picture.format == "PNG"
 
 
+def test_sites_have_no_picture(family, tmp_path):
+    result = run("inspect", family / "out", "--sites", "--plot", tmp_path / "plot.png")
+    assert result.exit_code == 2 and "--sites lists sites, --plot draws energy and similarity" in result.stderr
+    assert result.stdout == "" and not (tmp_path / "plot.png").exists()
+
+
 def test_a_picture_that_cannot_be_written_is_an_error_without_a_trace(family, tmp_path):
     result = run("inspect", family / "out", "--plot", tmp_path / "nowhere" / "plot.png")
     assert result.exit_code == 1 and "plot.png: No such file or directory" in result.stderr

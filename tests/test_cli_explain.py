@@ -1,6 +1,7 @@
 """`mass explain`: why an input is answered as it is, in the terminal, as a picture, as data."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -149,6 +150,29 @@ def test_a_picture_of_an_unknown_kind_is_an_error_of_the_call(text, here):
 
 def test_a_picture_of_a_text_with_signs_of_mathematics_is_drawn(text, here):
     assert run(text, "win $5 or $\\frac$ now", "--plot", "x.png").exit_code == 0
+
+
+def test_a_picture_of_a_file_whose_name_is_not_utf_8_is_drawn(root, here):
+    name = os.fsdecode(b"\xffx.png")
+    Image.new("RGB", (40, 40)).save(name)
+    assert run(image_bundle(root), name, "--plot", "x.png").exit_code == 0
+
+
+# A table
+
+
+def test_the_one_row_of_a_table_is_explained(text, here):
+    (here / "t.csv").write_text("id,body\n1,win a prize\n")
+    found = json.loads(run(text, "t.csv", "--column", "body", "--json").output)
+    direct = json.loads(run(text, "win a prize", "--json").output)
+    assert found["heads"] == direct["heads"]
+
+
+def test_a_table_of_several_rows_is_refused(text, here):
+    (here / "t.csv").write_text("body\nwin\nfree\n")
+    done = run(text, "t.csv", "--column", "body")
+    assert done.exit_code == 2
+    assert "t.csv: holds 2 inputs; explain one at a time." in done.output
 
 
 # What is refused

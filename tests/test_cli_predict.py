@@ -1,11 +1,15 @@
 """`mass predict`: inputs from everywhere, answers in every format, errors by row."""
 
 import csv
+import errno
 import io
 import json
+import os
 import struct
 import warnings
 import zlib
+from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +18,13 @@ from PIL import Image
 from pyarrow import parquet
 
 import massmerge
+from massmerge.cli import predict as verb
+from massmerge.cli import writers
 from massmerge.cli.main import main
-from models import image_bundle, text_bundle, with_options
+from massmerge.rows import NamedInput
+from models import contents, family_bundle, image_bundle, text_bundle, with_options
 
+KINDS = ["jsonl", "csv", "parquet"]
 COLUMNS = ["input", "task", "label", "score", "weight", "runner_up", "error"]
 
 
@@ -45,6 +53,27 @@ def rows(*arguments, stdin=None, code=0):
     done = run(*arguments, "--json", stdin=stdin)
     assert done.exit_code == code, done.output
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def inputs_of(path):
+    """The column `input` of a file of answers."""
+    if path.suffix == ".parquet":
+        return parquet.read_table(path)["input"].to_pylist()
+    lines = path.read_text(encoding="utf-8").splitlines()
+    found = csv.DictReader(lines) if path.suffix == ".csv" else map(json.loads, lines)
+    return [row["input"] for row in found]
+
+
+def forbid(monkeypatch, name):
+    """A file that may not be read; tests may run as root, who may read all."""
+    opened = Path.open
+
+    def refused(path, *arguments, **options):
+        if path.name == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refused)
 
 
 def picture(path, seed=0):
@@ -170,11 +199,143 @@ def test_a_file_of_another_kind_is_an_error_of_the_call(text, here):
     assert "ends in .jsonl, .csv or .parquet" in done.output
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_file_that_cannot_be_written_is_said_by_name(text, here, kind):
     done = run(text, "win", "--out", f"nowhere/out.{kind}")
     assert done.exit_code == 1
-    assert f"nowhere/out.{kind}" in done.output
+    assert f"error: nowhere/out.{kind}: cannot be written (No such file or directory)." in done.output
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_disk_is_said_with_the_file(text, kind):
+    done = run(text, "win", "--out", "/dev/full", "--format", kind)
+    assert done.exit_code == 1
+    assert done.stderr == "error: /dev/full: cannot be written (No space left on device).\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--json", "--format", "csv"], "--json means jsonl, --format csv means csv. Leave one of them out."),
+        (["--json", "--out", "x.csv"], "--json means jsonl, --out x.csv means csv. Leave one of them out."),
+        (["--format", "csv", "--out", "x.jsonl"], "--format csv means csv, --out x.jsonl means jsonl."),
+    ],
+)
+def test_options_that_name_different_formats_are_an_error_of_the_call(text, here, options, words):
+    done = run(text, "win", *options)
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [["--json", "--format", "jsonl"], ["--json", "--out", "x.json"]])
+def test_options_that_name_the_same_format_go_together(text, here, options):
+    assert run(text, "win", *options).exit_code == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_that_is_not_utf_8_is_written_with_escapes(text, here, kind):
+    (here / "mail").mkdir()
+    (here / "mail" / os.fsdecode(b"\xffx.txt")).write_text("win a prize")
+    assert run(text, "mail", "--out", f"out.{kind}").exit_code == 0
+    (name,) = inputs_of(here / f"out.{kind}")
+    assert name.replace("\udcff", "\\udcff") == "mail/\\udcffx.txt"
+
+
+@pytest.mark.parametrize("kind", ["table", "jsonl", "csv"])
+def test_a_text_that_is_not_utf_8_is_an_error_of_its_row_on_standard_output_too(text, kind):
+    done = run(text, os.fsdecode(b"\xff abc"), "win", "--format", kind)
+    assert isinstance(done.exception, SystemExit) and done.exit_code == 1
+    assert "\\udcff abc" in done.stdout_bytes.decode()
+    assert "the text holds bytes that are not UTF-8" in done.stdout
+
+
+# The file that is written
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_table_may_be_replaced_by_its_answers(text, here, kind):
+    bodies = [f"win a prize {i}" for i in range(20)]
+    (here / f"t.{kind}").write_text(
+        "body\n" + "\n".join(bodies) if kind == "csv" else "\n".join(json.dumps({"body": body}) for body in bodies)
+    )
+    done = run(text, f"t.{kind}", "--column", "body", "--out", f"t.{kind}", "--batch-size", "2")
+    assert done.exit_code == 0, done.output
+    assert inputs_of(here / f"t.{kind}") == [f"t.{kind}:{number}" for number in range(1, 21)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("arguments", [["win", "--task", "weather"], ["-"]], ids=["a wrong task", "no input"])
+def test_a_run_without_an_answer_leaves_the_file_as_it_was(text, here, kind, arguments):
+    (here / f"keep.{kind}").write_bytes(b"mine")
+    assert run(text, *arguments, "--out", f"keep.{kind}", stdin="").exit_code
+    assert contents(here) == {f"keep.{kind}": b"mine"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_stopped_keeps_its_answers_in_a_draft_and_leaves_the_file_as_it_was(
+    text, here, monkeypatch, kind
+):
+    def stopped(*_, **__):
+        for number in range(4):
+            yield NamedInput(str(number), "win a prize")
+        raise KeyboardInterrupt
+
+    (here / f"keep.{kind}").write_bytes(b"mine")
+    monkeypatch.setattr(verb, "read_inputs", stopped)
+    done = run(text, "x", "--out", f"keep.{kind}", "--batch-size", "2")
+    assert done.exit_code == 1
+    assert f"warning: the 4 answers so far are in .keep.{kind}.draft" in done.stderr
+    assert (here / f"keep.{kind}").read_bytes() == b"mine"
+    kept = (here / f".keep.{kind}.draft").rename(here / f"kept.{kind}")
+    assert inputs_of(kept) == ["0", "1", "2", "3"]
+
+
+def test_strict_keeps_the_answers_before_the_broken_row_in_a_draft(text, here):
+    done = run(text, "win", "gone.txt", "--strict", "--out", "out.csv")
+    assert done.exit_code == 1
+    assert "the 1 answer so far is in .out.csv.draft" in done.stderr
+    assert [path.name for path in here.iterdir()] == [".out.csv.draft"]
+
+
+def test_a_disk_that_runs_full_leaves_the_file_as_it_was_and_no_draft(text, here, monkeypatch):
+    def full(writer, name, prediction):
+        if name == "sad":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (here / "keep.jsonl").write_bytes(b"mine")
+    monkeypatch.setattr(writers.JsonLinesWriter, "write", full)
+    done = run(text, "win", "sad", "--out", "keep.jsonl")
+    assert done.stderr == "error: keep.jsonl: cannot be written (No space left on device).\n"
+    assert contents(here) == {"keep.jsonl": b"mine"}
+
+
+def test_the_next_run_replaces_the_draft_of_one_that_was_killed(text, here):
+    (here / ".out.csv.draft").write_text("half an ans")
+    assert run(text, "win", "--out", "out.csv").exit_code == 0
+    assert inputs_of(here / "out.csv") == ["win"]
+    assert [path.name for path in here.iterdir()] == ["out.csv"]
+
+
+def test_what_is_no_regular_file_is_written_as_it_is(text, here):
+    os.mkfifo(here / "pipe")
+    reader = os.open(here / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert run(text, "win", "--out", "pipe", "--format", "csv").exit_code == 0
+        assert os.read(reader, 1 << 16).decode().splitlines()[1].startswith("win,")
+    finally:
+        os.close(reader)
+    assert (here / "pipe").is_fifo()
+
+
+def test_a_link_stays_a_link_and_the_file_behind_it_keeps_its_permissions(text, here):
+    (here / "real.csv").write_text("old")
+    (here / "real.csv").chmod(0o600)
+    (here / "link.csv").symlink_to("real.csv")
+    assert run(text, "win", "--out", "link.csv").exit_code == 0
+    assert (here / "link.csv").is_symlink()
+    assert inputs_of(here / "real.csv") == ["win"]
+    assert (here / "real.csv").stat().st_mode & 0o777 == 0o600
 
 
 def test_quiet_prints_nothing_but_what_was_asked_for(text, here):
@@ -213,6 +374,30 @@ def test_the_table_names_the_row_that_is_broken(text, here):
 def test_an_empty_text_in_the_table_is_named_by_where_it_stands(text, here):
     (here / "t.jsonl").write_text('{"text": "win"}\n{"text": "  "}\n')
     assert "t.jsonl:2: empty text." in run(text, "t.jsonl", "--column", "text").stdout
+
+
+def test_a_broken_line_is_told_with_its_place_once(text, here):
+    (here / "t.jsonl").write_text('{"text": "win"}\n\n{"text": \n')
+    done = run(text, "t.jsonl", "--column", "text")
+    assert done.stdout.splitlines()[-1] == "error            t.jsonl:3: not valid JSON (Expecting value, column 10)."
+
+
+def test_a_column_that_is_not_there_is_told_with_the_path_once(text, here):
+    (here / "t.csv").write_text("body\nwin\n")
+    done = run(text, "t.csv", "--column", "text")
+    assert done.stdout.splitlines()[-1] == "error            t.csv: no column 'text'; there are 'body'."
+
+
+def test_a_file_that_may_not_be_read_is_an_error_of_its_row_and_the_others_go_on(text, here, monkeypatch):
+    (here / "ok.txt").write_text("so sad")
+    (here / "secret.txt").write_text("win")
+    forbid(monkeypatch, "secret.txt")
+    found = rows(text, "ok.txt", "secret.txt", "hello", code=1)
+    assert [(r["input"], r["error"]) for r in found] == [
+        ("ok.txt:1", None),
+        ("secret.txt", "secret.txt: cannot be read (Permission denied)."),
+        ("hello", None),
+    ]
 
 
 def test_strict_stops_at_the_first_broken_row_and_names_it(text, here):
@@ -308,9 +493,6 @@ def test_the_input_stands_in_the_same_column_whether_known_or_not(root, here):
 
 def test_answers_are_written_while_inputs_still_come(text, monkeypatch):
     """Memory does not grow with the inputs: no more of them are read than one batch ahead of what is written."""
-    from massmerge.cli import predict as verb
-    from massmerge.rows import NamedInput
-
     taken, ahead = [], []
 
     def endless(*_, **__):
@@ -326,7 +508,7 @@ def test_answers_are_written_while_inputs_still_come(text, monkeypatch):
             ahead.append(len(taken) - self.written)
 
     monkeypatch.setattr(verb, "read_inputs", endless)
-    monkeypatch.setattr(verb, "_writer", lambda *_: Recorder())
+    monkeypatch.setattr(verb, "open_writer", lambda *_: nullcontext(Recorder()))
     assert run(text, "x", "--batch-size", "4").exit_code == 0
     assert len(ahead) == 40
     assert max(ahead) <= 4
@@ -348,3 +530,12 @@ def test_a_damaged_bundle_is_an_error_of_the_call(root, here):
     done = run(bundle, "win")
     assert done.exit_code == 2
     assert "base/model.safetensors: 5 bytes, should be" in done.output
+
+
+@pytest.mark.parametrize("item", ["win", "a.txt"])
+def test_a_bundle_without_a_tokenizer_is_an_error_of_the_call(root, here, item):
+    (here / "a.txt").write_text("win\n")
+    done = run(family_bundle(root, "bert"), item)
+    assert done.exit_code == 2
+    assert "the bundle has no tokenizer that can be loaded" in done.stderr
+    assert done.stdout == ""

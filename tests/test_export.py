@@ -1,6 +1,8 @@
 """`mass export`: what other software makes of an export is what the bundle answers."""
 
+import errno
 import json
+import os
 import sys
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 import transformers as tf
 from click.testing import CliRunner
 from peft import PeftModel
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -237,6 +240,33 @@ def test_what_is_at_the_target_stays(bert, tmp_path):
     result = mass(bert, tmp_path, "--to", "peft")
     assert result.exit_code == 2 and "is there already" in result.output
     assert contents(tmp_path) == {"notes.txt": b"mine"}
+
+
+def test_a_target_below_a_file_is_refused_with_that_file(bert):
+    result = mass(bert, "/dev/null/deep/x", "--to", "hf", "--tasks", "a")
+    assert result.exit_code == 2
+    assert "error: /dev/null/deep/x: cannot be made, because /dev/null is no folder." in result.output
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), SafetensorError("I/O error")])
+def test_a_full_disk_is_said_with_the_target(bert, tmp_path, monkeypatch, error):
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setitem(run._OF_SETS, "hf", full)
+    result = mass(bert, tmp_path / "out", "--to", "hf", "--tasks", "a")
+    assert result.exit_code == 1
+    assert f"error: {tmp_path / 'out'}: cannot be written (" in result.output
+
+
+@pytest.mark.parametrize("adapters", ["together", "lora"])
+def test_a_form_of_adapters_is_refused_where_none_are_written(bert, tmp_path, adapters):
+    result = mass(bert, tmp_path / "out", "--to", "hf", "--tasks", "a", "--adapters", adapters)
+    assert result.exit_code == 2
+    assert (
+        f"--adapters {adapters} is for --to peft; --to hf writes no adapters. Leave one of them out." in result.output
+    )
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("form", "library"), [("peft", "peft"), ("onnx", "onnxruntime")])

@@ -50,7 +50,11 @@ def nothing(output, _):
     return torch.zeros(len(output.last_hidden_state), 2)
 
 
-@pytest.mark.parametrize("heads", [(second,), (mean,), (first, mean), (nothing,), ()], ids=str)
+@pytest.mark.parametrize(
+    "heads",
+    [(second,), (mean,), (first, mean), (nothing,), ()],
+    ids=lambda heads: " and ".join(head.__name__ for head in heads) or "no head",
+)
 def test_nothing_is_left_out_where_any_head_reads_more_or_other_than_the_first_token(root, heads):
     assert found_for(root, first)
     assert found_for(root, *heads) == set()

@@ -1,6 +1,9 @@
 """Inputs as a command line names them: text, standard input, files, folders, tables."""
 
+import errno
 import io
+import os
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -71,6 +74,59 @@ def test_a_text_file_of_no_bytes_is_an_error(here):
 @pytest.mark.parametrize("name", ["gone.txt", "gone.csv", "sub/gone.jsonl", "gone.parquet"])
 def test_the_name_of_a_file_that_is_not_there_is_an_error_and_no_text(here, name):
     assert items(name) == [(name, f"{name}: no such file.")]
+
+
+# What may not be read
+
+
+def refused(path, *_, **__):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
+@pytest.fixture
+def forbid(monkeypatch):
+    """A function after which a file may not be read; tests may run as root, who may read all."""
+    opened = Path.open
+    return lambda name: monkeypatch.setattr(
+        Path, "open", lambda path, *a, **k: (refused if path.name == name else opened)(path, *a, **k)
+    )
+
+
+@pytest.mark.parametrize("name", ["secret.txt", "secret", "secret.csv", "secret.tsv", "secret.jsonl"])
+def test_a_file_that_may_not_be_read_is_an_error_and_the_others_go_on(here, forbid, name):
+    (here / name).write_text("text\nfirst\n")
+    forbid(name)
+    assert items(name, "hello", column="text") == [
+        (name, f"{name}: cannot be read (Permission denied)."),
+        ("hello", "hello"),
+    ]
+
+
+def test_a_file_of_a_folder_that_may_not_be_read_is_an_error_in_its_place(here, forbid):
+    (here / "texts").mkdir()
+    (here / "texts" / "open.txt").write_text("first")
+    (here / "texts" / "secret.txt").write_text("second")
+    forbid("secret.txt")
+    assert items("texts") == [
+        ("texts/open.txt", "first"),
+        ("texts/secret.txt", "texts/secret.txt: cannot be read (Permission denied)."),
+    ]
+
+
+def test_a_folder_that_may_not_be_entered_gives_errors_for_its_files(here, monkeypatch):
+    (here / "texts").mkdir()
+    (here / "texts" / "a.txt").write_text("first")
+    monkeypatch.setattr(Path, "is_file", refused)
+    monkeypatch.setattr(Path, "open", refused)
+    assert items("texts") == [("texts/a.txt", "texts/a.txt: cannot be read (Permission denied).")]
+
+
+def test_standard_input_that_cannot_be_read_is_an_error(here):
+    def closed():
+        yield "first\n"
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    assert items("-", stdin=closed()) == [("-:1", "first"), ("-", "-: cannot be read (Input/output error).")]
 
 
 # Folders
@@ -147,7 +203,8 @@ def test_a_row_without_a_value_is_an_error_in_its_place(here, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_column_that_is_not_there_is_an_error_with_those_there_are(here, kind):
     write_table(here / f"t.{kind}", [{"id": "1", "body": "first"}])
-    assert items(f"t.{kind}", column="text")[0][1] == f"t.{kind}: no column 'text'; there are 'id', 'body'."
+    where = "t.jsonl:1" if kind == "jsonl" else f"t.{kind}"  # lines of JSON may have different columns
+    assert items(f"t.{kind}", column="text") == [(where, f"{where}: no column 'text'; there are 'id', 'body'.")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -199,9 +256,22 @@ def test_a_broken_line_of_json_is_an_error_and_the_others_go_on(here):
     (here / "t.jsonl").write_text('{"text": "first"}\n{"text": \n\n[1]\n{"text": "last"}\n')
     found = items("t.jsonl", column="text")
     assert found[0][1] == "first"
-    assert "t.jsonl: not valid JSON" in found[1][1]
+    assert found[1] == ("t.jsonl:2", "t.jsonl:2: not valid JSON (Expecting value, column 10).")
     assert "no column 'text'; there are none" in found[2][1]
     assert found[3][1] == "last"
+
+
+def test_a_line_of_json_is_named_by_its_number_in_the_file(here):
+    (here / "t.jsonl").write_text('\n{"text": "first"}\n\n{"text": "second"}\n')
+    assert items("t.jsonl", column="text") == [("t.jsonl:2", "first"), ("t.jsonl:4", "second")]
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "1" * 5000], ids=["nested brackets", "a number of 5000 digits"])
+def test_a_line_of_json_that_the_parser_cannot_hold_is_an_error_and_the_others_go_on(here, value):
+    (here / "t.jsonl").write_text(f'{{"text": {value}}}\n{{"text": "last"}}\n')
+    found = items("t.jsonl", column="text")
+    assert found[0][1].startswith("t.jsonl:1: not valid JSON (")
+    assert found[1] == ("t.jsonl:2", "last")
 
 
 def test_a_table_with_a_byte_order_mark_is_read(here):

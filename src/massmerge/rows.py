@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -19,6 +20,10 @@ csv.field_size_limit(10**8)  # a cell may hold a book; 128 KiB is the default
 _PARQUET_ROWS = 256  # a row may hold a picture; by default 65,536 would be in memory at once
 _PARQUET_BUFFER = 1 << 20  # bytes; a file may be one group of rows, which would be read whole
 TABLE_SUFFIXES = {".csv", ".tsv", ".jsonl", ".parquet"}
+
+
+_NumberedRow = tuple[int | None, dict[str, Any] | InputError]
+"""A row of a table with its number, from 1; with none an error of the whole file. Neither error says which file."""
 
 
 class NamedInput(NamedTuple):
@@ -58,6 +63,11 @@ def read_inputs(
             yield NamedInput(argument if len(argument) <= 60 else argument[:57] + "…", argument)
 
 
+def is_file_or_folder(argument: str) -> bool:
+    """Whether an argument is something to read from; what is not may be a text, or a slip of the pen."""
+    return _exists(Path(argument)) or _is_folder(Path(argument))
+
+
 def _exists(path: Path) -> bool:
     """Whether the path is a file; a long text is no path at all."""
     try:
@@ -84,25 +94,36 @@ def _is_folder(path: Path) -> bool:
         return False
 
 
+def _may_be_file(path: Path) -> bool:
+    """Whether what a folder lists is to be read; where it is not told what it is, reading it says why."""
+    try:
+        return path.is_file()
+    except OSError:
+        return True
+
+
 def _lines(name: str, lines: Iterable[str]) -> Iterator[NamedInput]:
     try:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 yield NamedInput(f"{name}:{number}", line.rstrip("\r\n"))
-    except UnicodeDecodeError as error:
-        yield NamedInput(name, InputError(f"{name}: not UTF-8 text ({error.reason}). Save it as UTF-8."))
+    except (UnicodeDecodeError, OSError) as error:
+        yield NamedInput(name, InputError(f"{name}: {_why_unread(error)}"))
 
 
 def _text_file(path: Path) -> Iterator[NamedInput]:
-    with path.open(encoding="utf-8") as file:
-        yield from _lines(str(path), file)
+    try:
+        with path.open(encoding="utf-8") as file:
+            yield from _lines(str(path), file)
+    except OSError as error:
+        yield NamedInput(str(path), InputError(f"{path}: {_why_unread(error)}"))
 
 
 def _folder(folder: Path, *, image: bool) -> Iterator[NamedInput]:
     """The files of a folder and of those below it, sorted: images, or text files taken whole."""
     suffixes = IMAGE_SUFFIXES if image else {".txt", ".md"}
     found = False
-    for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in suffixes and p.is_file()):
+    for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in suffixes and _may_be_file(p)):
         found = True
         yield NamedInput(str(path), path if image else _read_text(path))
     if not found:
@@ -113,8 +134,15 @@ def _folder(folder: Path, *, image: bool) -> Iterator[NamedInput]:
 def _read_text(path: Path) -> str | InputError:
     try:
         return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        return InputError(f"{path}: not UTF-8 text ({error.reason}). Save it as UTF-8.")
+    except (UnicodeDecodeError, OSError) as error:
+        return InputError(f"{path}: {_why_unread(error)}")
+
+
+def _why_unread(error: UnicodeDecodeError | OSError) -> str:
+    """Why a file of text cannot be read, and what to do."""
+    if isinstance(error, OSError):
+        return f"cannot be read ({error.strerror or error})."
+    return f"not UTF-8 text ({error.reason}). Save it as UTF-8."
 
 
 def _table(path: Path, column: str | None, *, image: bool) -> Iterator[NamedInput]:
@@ -122,10 +150,10 @@ def _table(path: Path, column: str | None, *, image: bool) -> Iterator[NamedInpu
     if column is None:
         yield NamedInput(str(path), InputError(f"{path}: say which column holds the inputs: --column NAME."))
         return
-    for number, row in enumerate(read_table(path, [column]), 1):
-        name = f"{path}:{number}"
+    for number, row in _numbered_rows(path, [column]):
+        name = str(path) if number is None else f"{path}:{number}"
         if isinstance(row, InputError):
-            yield NamedInput(name, row)
+            yield NamedInput(name, InputError(f"{name}: {row}"))
         elif row.get(column) in (None, ""):
             yield NamedInput(name, InputError(f"{name}: the column {column!r} is empty."))
         else:
@@ -134,7 +162,12 @@ def _table(path: Path, column: str | None, *, image: bool) -> Iterator[NamedInpu
 
 def read_table(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any] | InputError]:
     """Rows of a .csv, .tsv, .jsonl or .parquet file, one after the other; what cannot be read is an error in its place."""
-    reader: Callable[[Path, Sequence[str]], Iterator[dict[str, Any] | InputError]] = {
+    for _, row in _numbered_rows(path, columns):
+        yield InputError(f"{path}: {row}") if isinstance(row, InputError) else row
+
+
+def _numbered_rows(path: Path, columns: Sequence[str]) -> Iterator[_NumberedRow]:
+    reader: Callable[[Path, Sequence[str]], Iterator[_NumberedRow]] = {
         ".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet,
     }[path.suffix.lower()]  # fmt: skip
     return reader(path, columns)
@@ -157,40 +190,44 @@ def _without_address(error: Exception) -> str:
     return re.sub(r"<_io\.BytesIO object at \w+>", "these bytes", str(error))
 
 
-def _csv(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any] | InputError]:
+def _csv(path: Path, columns: Sequence[str]) -> Iterator[_NumberedRow]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
             missing = _first_missing(columns, reader.fieldnames or [])
             if missing is not None:
-                yield _no_column(path, missing, reader.fieldnames or [])
+                yield None, _no_column(missing, reader.fieldnames or [])
                 return
-            yield from reader
+            yield from enumerate(reader, 1)
+    except OSError as error:
+        yield None, InputError(_why_unread(error))
     except (UnicodeDecodeError, csv.Error) as error:
-        yield InputError(f"{path}: cannot be read as a table ({error}).")
+        yield None, InputError(f"cannot be read as a table ({error}).")
 
 
-def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any] | InputError]:
+def _jsonl(path: Path, columns: Sequence[str]) -> Iterator[_NumberedRow]:
     try:
         with path.open(encoding="utf-8") as file:
-            for line in file:
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                except ValueError as error:
-                    yield InputError(f"{path}: not valid JSON ({error}).")
-                    continue
-                missing = _first_missing(columns, row if isinstance(row, dict) else [])
-                if missing is not None:
-                    yield _no_column(path, missing, list(row) if isinstance(row, dict) else [])
-                else:
-                    yield row
-    except UnicodeDecodeError as error:
-        yield InputError(f"{path}: not UTF-8 text ({error.reason}).")
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, _json_row(line.rstrip("\r\n"), columns)
+    except (UnicodeDecodeError, OSError) as error:
+        yield None, InputError(_why_unread(error))
 
 
-def _parquet(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any] | InputError]:
+def _json_row(line: str, columns: Sequence[str]) -> dict[str, Any] | InputError:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        return InputError(f"not valid JSON ({error.msg}, column {error.colno}).")
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets within brackets
+        return InputError(f"not valid JSON ({error}).")
+    there = list(row) if isinstance(row, dict) else []
+    missing = _first_missing(columns, there)
+    return row if missing is None else _no_column(missing, there)
+
+
+def _parquet(path: Path, columns: Sequence[str]) -> Iterator[_NumberedRow]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
@@ -200,12 +237,12 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any] | In
         file = parquet.ParquetFile(path, pre_buffer=False, buffer_size=_PARQUET_BUFFER)
         missing = _first_missing(columns, file.schema_arrow.names)
         if missing is not None:
-            yield _no_column(path, missing, file.schema_arrow.names)
+            yield None, _no_column(missing, file.schema_arrow.names)
             return
-        for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=list(columns)):
-            yield from batch.to_pylist()
+        batches = file.iter_batches(batch_size=_PARQUET_ROWS, columns=list(columns))
+        yield from enumerate(chain.from_iterable(batch.to_pylist() for batch in batches), 1)
     except (ArrowException, OSError) as error:
-        yield InputError(f"{path}: cannot be read as Parquet ({error}).")
+        yield None, InputError(f"cannot be read as Parquet ({error}).")
 
 
 def _first_missing(columns: Iterable[str], there: Iterable[str]) -> str | None:
@@ -213,5 +250,5 @@ def _first_missing(columns: Iterable[str], there: Iterable[str]) -> str | None:
     return next((column for column in columns if column not in known), None)
 
 
-def _no_column(path: Path, column: str, there: Iterable[str]) -> InputError:
-    return InputError(f"{path}: no column {column!r}; there are {', '.join(map(repr, there)) or 'none'}.")
+def _no_column(column: str, there: Iterable[str]) -> InputError:
+    return InputError(f"no column {column!r}; there are {', '.join(map(repr, there)) or 'none'}.")

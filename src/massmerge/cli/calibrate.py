@@ -12,7 +12,7 @@ from massmerge.calibration import Kind
 from massmerge.calibration import calibrate as fit
 from massmerge.cli.common import print_json, verb
 from massmerge.errors import InputError
-from massmerge.rows import read_inputs
+from massmerge.rows import is_file_or_folder, read_inputs
 
 
 @click.command()
@@ -31,9 +31,7 @@ def calibrate(
     image = Bundle(bundle, check=False).takes_images
     inputs: dict[str, Iterator[object]] = {}
     for entry in given:
-        task, equals, path = entry.partition("=")
-        if not equals:
-            raise InputError(f"{entry!r}: write --inputs task=path.")
+        task, path = _task_and_path(entry)
         found = (_good(row.item) for row in read_inputs([path], image=image, column=column))
         inputs[task] = chain(inputs.get(task, ()), found)
     used = fit(bundle, inputs, kind=kind, count=count)
@@ -42,6 +40,18 @@ def calibrate(
     elif not quiet:
         total = ", ".join(f"{task} {number}" for task, number in used.items())
         click.echo(f"{bundle}: routes by {kind} now, fitted on {total} inputs")
+
+
+def _task_and_path(entry: str) -> tuple[str, str]:
+    """A task and the file or folder of its inputs; a text in their place is refused, for it would be a path mistyped."""
+    task, equals, path = entry.partition("=")
+    if not equals:
+        raise InputError(f"{entry!r}: write --inputs task=path.")
+    if not path:
+        raise InputError(f"{entry!r}: the path is missing; write --inputs task=path.")
+    if not is_file_or_folder(path):
+        raise InputError(f"inputs of {task}: {path}: no such file or folder.")
+    return task, path
 
 
 def _good(item: object) -> object:

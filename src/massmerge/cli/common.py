@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import logging
 import os
@@ -10,13 +11,17 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from tqdm import tqdm
 
 from massmerge.errors import InputError, MassError, Problem
 from massmerge.rows import NamedInput
+
+if TYPE_CHECKING:
+    from massmerge.model import Model
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _A = TypeVar("_A")
@@ -43,6 +48,7 @@ def verb(function: _F) -> _F:
     def wrapped(*args: Any, verbose: bool, **kwargs: Any) -> None:
         """Run the verb; a fault becomes a message and an exit code."""
         logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(name)s: %(message)s")
+        _escape_on_stdout()
         try:
             function(*args, **kwargs)
         except MassError as error:
@@ -56,6 +62,17 @@ def verb(function: _F) -> _F:
             sys.exit(1)
 
     return wrapped  # type: ignore[return-value]
+
+
+def _escape_on_stdout() -> None:
+    """Names of files need not be UTF-8; what cannot be encoded is escaped, as standard error does it by itself."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def escaped(text: str) -> str:
+    """The same where a library, rather than a file of ours, would have to encode it."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _complain(message: str, verbose: bool) -> None:
@@ -152,6 +169,24 @@ class BarProgress:
 
 
 @contextmanager
+def writing(target: str, place: Path | None = None) -> Iterator[None]:
+    """Errors of the disk with the name of the target, which a write that fails does not tell.
+
+    Args:
+        target: what the user calls it.
+        place: where it is written, if under another name.
+    """
+    try:
+        yield
+    except BrokenPipeError:  # the reader went away, which is no fault: see `verb`
+        raise
+    except OSError as error:
+        if error.filename not in (None, target, str(place)):
+            raise
+        raise MassError(f"{target}: cannot be written ({error.strerror or error}).") from None
+
+
+@contextmanager
 def counting(quiet: bool, unit: str) -> Iterator[Callable[[str], None]]:
     """A bar without a known end, as a function that hears each step's name."""
     with tqdm(unit=unit, disable=quiet or None, leave=False, delay=1.0) as bar:
@@ -176,6 +211,11 @@ def named_answers(
 
     for given in answer(items()):
         yield names.pop(0), given
+
+
+def refuse_unreadable(model: Model) -> None:
+    """Raise an error if the bundle has no tokenizer or image processor: it is wrong then, and not each of the inputs."""
+    _ = model._runtime.reader.processor  # which is loaded when first looked at
 
 
 def refuse_failures(failed: int, count: int, noun: str) -> None:

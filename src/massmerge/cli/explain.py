@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from massmerge.cli.common import print_json, table, verb
+from massmerge.cli.common import escaped, print_json, table, verb
 from massmerge.errors import InputError
 from massmerge.explanation import Explanation, answer_in_words, plot_explanation
 from massmerge.explanation import explain as explain_input
@@ -20,22 +20,24 @@ _WIDTH = 30
 @click.argument("bundle", type=click.Path(file_okay=False))
 @click.argument("item", metavar="INPUT")
 @click.option("--task", "tasks", multiple=True, help="Choose among these tasks only. May be repeated.")
+@click.option("--column", help="Column of a .csv, .jsonl or .parquet file that holds the input.")
 @click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="Labels to show of each head.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Draw it to this file (PNG, SVG, PDF).")
 @verb
 def explain(
-    bundle: str, item: str, tasks: tuple[str, ...], top: int, plot: str | None, as_json: bool, quiet: bool
-) -> None:
+    bundle: str, item: str, tasks: tuple[str, ...], column: str | None, top: int, plot: str | None, as_json: bool,
+    quiet: bool,
+) -> None:  # fmt: skip
     """Show how BUNDLE answers INPUT: residual and weight of every task, selected set, heads, time."""
     model = load(bundle, check=True)
-    inputs = list(read_inputs([item], image=model.takes_images, stdin=sys.stdin))
+    inputs = list(read_inputs([item], image=model.takes_images, column=column, stdin=sys.stdin))
     if len(inputs) != 1:
         raise InputError(f"{item}: holds {len(inputs)} inputs; explain one at a time.")
     if isinstance(inputs[0].item, InputError):
         raise inputs[0].item
     found = explain_input(model, inputs[0].item, top=top, task=list(tasks) or None)
     if plot:
-        plot_explanation(found, inputs[0].name, plot)
+        plot_explanation(found, escaped(inputs[0].name), plot)
     if as_json:
         print_json(found.to_dict())
     elif not quiet:

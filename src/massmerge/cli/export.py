@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import get_args
 
 import click
+from safetensors import SafetensorError
 
-from massmerge.cli.common import counting, plural, print_json, size, table, verb
+from massmerge.cli.common import counting, plural, print_json, size, table, verb, writing
+from massmerge.errors import InputError, MassError
 from massmerge.export import FORMS, Exported, export_bundle
 from massmerge.export.layout import Adapters
 
@@ -19,26 +24,49 @@ from massmerge.export.layout import Adapters
 @click.option(
     "--adapters",
     type=click.Choice(get_args(Adapters)),
-    default="together",
-    show_default=True,
+    show_default="together",
     help="For peft: adapters that one model can hold together, smaller ones for a model alone, or nothing but LoRA.",
 )
 @verb
-def export(bundle: str, target: str, form: str, tasks: str | None, adapters: str, as_json: bool, quiet: bool) -> None:
+def export(
+    bundle: str, target: str, form: str, tasks: str | None, adapters: Adapters | None, as_json: bool, quiet: bool
+) -> None:
     """Write tasks of BUNDLE to the folder TARGET in a form that other software reads.
 
     peft: each task as a PEFT adapter. hf: one set of tasks as a checkpoint of transformers. onnx: one set as an ONNX file.
     Outputs are compared with the bundle's before TARGET appears.
     """
+    if adapters is not None and form != "peft":
+        raise InputError(
+            f"--adapters {adapters} is for --to peft; --to {form} writes no adapters. Leave one of them out."
+        )
+    _refuse_below_file(target)
     names = None if tasks is None else [name.strip() for name in tasks.split(",") if name.strip()]
-    with counting(quiet or as_json, "task") as progress:
-        result = export_bundle(bundle, target, form, names, adapters=adapters, progress=progress)  # type: ignore[arg-type]
+    with counting(quiet or as_json, "task") as progress, _writing(target):
+        result = export_bundle(bundle, target, form, names, adapters=adapters or "together", progress=progress)  # type: ignore[arg-type]
     if as_json:
         print_json(result.to_dict())
     elif not quiet:
         click.echo(describe(result))
     if not as_json:
         _tell_left_out(result, "--adapters together" if adapters == "lora" else "--to hf")
+
+
+def _refuse_below_file(target: str) -> None:
+    """Folders above the target are made, but not where a file is."""
+    above = next(path for path in Path(target).absolute().parents if path.exists())
+    if not above.is_dir():
+        raise InputError(f"{target}: cannot be made, because {above} is no folder. Choose another target.")
+
+
+@contextmanager
+def _writing(target: str) -> Iterator[None]:
+    """Errors of the disk with the name of the target; those of safetensors are no OSError."""
+    try:
+        with writing(target):
+            yield
+    except SafetensorError as error:  # of what was written: the checksums of the bundle have been compared
+        raise MassError(f"{target}: cannot be written ({error}).") from None
 
 
 def describe(result: Exported) -> str:

@@ -11,7 +11,7 @@ import click
 from tqdm import tqdm
 
 from massmerge.answers import Generation
-from massmerge.cli.common import cache_option, named_answers, refuse_failures, tasks_option, verb
+from massmerge.cli.common import cache_option, named_answers, refuse_failures, refuse_unreadable, tasks_option, verb
 from massmerge.errors import InputError
 from massmerge.model import Model, load
 from massmerge.rows import NamedInput, read_inputs
@@ -47,6 +47,7 @@ def generate(
     if stream and as_json:
         raise InputError("--stream prints pieces of a text, --json a whole answer. Choose one.")
     model = load(bundle, cache=cache, check=True)
+    refuse_unreadable(model)
     rows = read_inputs(prompts, image=model.takes_images, column=column, stdin=sys.stdin)
     if stream:
         _stream(model, list(rows), options)

@@ -8,6 +8,7 @@ import click
 
 from massmerge.bundle import Bundle
 from massmerge.cli.common import print_json, size, table, verb
+from massmerge.errors import InputError
 from massmerge.inspection import Inspection, cosine_text, inspect_bundle, plot_inspection
 
 
@@ -20,6 +21,8 @@ from massmerge.inspection import Inspection, cosine_text, inspect_bundle, plot_i
 @verb
 def inspect(bundle: str, plot: str | None, sites: bool, as_json: bool, quiet: bool) -> None:
     """Look into BUNDLE: tasks, labels, ranks, sizes, kept energy, similarity, what the redundancy filter left out."""
+    if sites and plot:
+        raise InputError("--sites lists sites, --plot draws energy and similarity. Choose one.")
     if sites:
         _list_sites(bundle, as_json=as_json, quiet=quiet)
         return

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import os
-import sys
 import warnings
 from difflib import get_close_matches
 from importlib import import_module
@@ -86,8 +84,5 @@ def main() -> None:
     Start with `mass demo`, or write a recipe and run `mass plan recipe.yaml`.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a letter shows its number
     warnings.filterwarnings("ignore", module="transformers")
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # people have no use for our source line

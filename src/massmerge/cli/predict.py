@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,10 +15,11 @@ from massmerge.cli.common import (
     named_answers,
     plural,
     refuse_failures,
+    refuse_unreadable,
     tasks_option,
     verb,
 )
-from massmerge.cli.writers import FORMATS, CsvWriter, JsonLinesWriter, ParquetWriter, TableWriter, Writer, choose_format
+from massmerge.cli.writers import FORMATS, choose_format, open_writer
 from massmerge.errors import MassError
 from massmerge.model import load
 from massmerge.rows import read_inputs
@@ -50,12 +49,12 @@ def predict(
     """
     form = choose_format(wanted, out, as_json=as_json)
     model = load(bundle, cache=cache, check=True)
+    refuse_unreadable(model)
     rows = read_inputs(inputs, image=model.takes_images, column=column, stdin=sys.stdin)
     options: dict[str, Any] = {"task": list(tasks) or None, "route": route, "top": top, "batch_size": batch_size}
     failed = count = 0
-    with ExitStack() as stack:
-        writer = _writer(form, out, stack)
-        bar = stack.enter_context(tqdm(unit="input", disable=quiet or form == "table" or None, leave=False, delay=1.0))
+    bar = tqdm(unit="input", disable=quiet or form == "table" or None, leave=False, delay=1.0)
+    with open_writer(form, out) as writer, bar:
         for name, prediction in named_answers(rows, partial(model.stream, on_error="row", **options)):
             count, failed = count + 1, failed + (prediction.error is not None)
             if prediction.error and strict:
@@ -68,17 +67,3 @@ def predict(
     refuse_failures(failed, count, "input")
     if out and not quiet:
         click.echo(f"{plural(count, 'answer')} in {out}", err=True)
-
-
-def _writer(form: str, out: str | None, stack: ExitStack) -> Writer:
-    if form == "parquet":
-        parquet = ParquetWriter(Path(out or ""))
-        stack.callback(parquet.close)
-        return parquet
-    if form == "table":
-        return TableWriter()
-    try:
-        file = stack.enter_context(Path(out).open("w", encoding="utf-8", newline="")) if out else sys.stdout  # noqa: SIM115
-    except OSError as error:
-        raise MassError(f"{out}: cannot be written ({error.strerror}).") from None
-    return CsvWriter(file) if form == "csv" else JsonLinesWriter(file)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import IO, Any, Protocol, TextIO
 
 import click
 
 from massmerge.answers import Prediction
+from massmerge.cli.common import escaped, plural, writing
 from massmerge.errors import InputError, MassError
 
 _COLUMNS = ("input", "task", "label", "score", "weight", "runner_up", "error")
 FORMATS = ("table", "jsonl", "csv", "parquet")
+_STREAMS = ("/dev/std", "/dev/fd/", "/proc/")  # may be regular files, but someone else has opened them
 
 
 class Writer(Protocol):
@@ -21,9 +28,6 @@ class Writer(Protocol):
 
     def write(self, name: str, prediction: Prediction) -> None:
         """One answer."""
-
-    def close(self) -> None:
-        """No more of them."""
 
 
 def flat(name: str, prediction: Prediction) -> dict[str, Any]:
@@ -64,9 +68,6 @@ class TableWriter:
         task = f"{row['task']:<16}" if row["task"] else click.style(f"{'unknown':<16}", fg="yellow")
         click.echo(f"{task} {row['label'] or '':<20} {score:>6}  {weight:>6}  {name}")
 
-    def close(self) -> None:
-        """Nothing to do."""
-
 
 class JsonLinesWriter:
     """A JSON object a line, with everything that is known of the answer."""
@@ -78,9 +79,6 @@ class JsonLinesWriter:
         """One line."""
         self._file.write(json.dumps({"input": name, **prediction.to_dict()}, ensure_ascii=False) + "\n")
         self._file.flush()
-
-    def close(self) -> None:
-        """Nothing to do: the file's owner closes it."""
 
 
 class CsvWriter:
@@ -94,16 +92,13 @@ class CsvWriter:
         """One row."""
         self._writer.writerow(flat(name, prediction))
 
-    def close(self) -> None:
-        """Nothing to do: the file's owner closes it."""
-
 
 class ParquetWriter:
     """Row groups of some thousand answers each."""
 
     _GROUP = 4096
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         try:
             import pyarrow
             from pyarrow import parquet
@@ -112,12 +107,13 @@ class ParquetWriter:
         text, number = pyarrow.string(), pyarrow.float64()
         kinds = {name: number if name in ("score", "weight") else text for name in _COLUMNS}
         self._arrow, self._schema = pyarrow, pyarrow.schema(list(kinds.items()))
-        self._file = parquet.ParquetWriter(path, self._schema)
+        self._file = parquet.ParquetWriter(file, self._schema)
         self._rows: list[dict[str, Any]] = []
 
     def write(self, name: str, prediction: Prediction) -> None:
         """One row, written when its group is full."""
-        self._rows.append(flat(name, prediction))
+        row = flat(name, prediction)
+        self._rows.append({name: escaped(value) if isinstance(value, str) else value for name, value in row.items()})
         if len(self._rows) >= self._GROUP:
             self._flush()
 
@@ -132,12 +128,99 @@ class ParquetWriter:
         self._file.close()
 
 
+class _Counted:
+    """A writer that knows how many answers it was given."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer, self.count = writer, 0
+
+    def write(self, name: str, prediction: Prediction) -> None:
+        """One answer."""
+        self._writer.write(name, prediction)
+        self.count += 1
+
+
+@contextmanager
+def open_writer(form: str, out: str | None) -> Iterator[Writer]:
+    """A writer to standard output, or to a file that appears when all answers are in it."""
+    draft = None if out is None else _draft_of(out)
+    if out is None:
+        yield TableWriter() if form == "table" else _text_writer(form, sys.stdout)
+    elif draft is None:
+        with writing(out), _writer_to(Path(out), form) as writer:
+            yield writer
+    else:
+        with writing(out, draft), _replacing(out, draft, form) as writer:
+            yield writer
+
+
+def _draft_of(out: str) -> Path | None:
+    """The file beside `out` that takes its place in the end; none for a pipe or a device, which is written as it is."""
+    path = Path(out)
+    if out.startswith(_STREAMS) or (path.exists() and not path.is_file()):
+        return None
+    path = path.resolve() if path.is_symlink() else path
+    return path.with_name(f".{path.name}.draft")
+
+
+@contextmanager
+def _replacing(out: str, draft: Path, form: str) -> Iterator[_Counted]:
+    """A writer to the draft. Until all is written `out` is as it was: it may be among the inputs, or the call be wrong.
+
+    A run that is stopped keeps the answers that it has in the draft, for they may be the work of a night.
+    """
+    writer = None
+    try:
+        with _writer_to(draft, form) as writer:
+            yield writer
+        if writer.count:
+            _publish(draft, Path(out).resolve())
+    except OSError:  # a full disk; what is in the draft has no end
+        draft.unlink(missing_ok=True)
+        raise
+    except BaseException:
+        if writer is not None and writer.count:
+            so_far = f"{plural(writer.count, 'answer')} so far {'is' if writer.count == 1 else 'are'}"
+            click.echo(f"warning: the {so_far} in {draft}, not in {out}", err=True)
+        raise
+    finally:
+        if writer is None or not writer.count:
+            draft.unlink(missing_ok=True)
+
+
+def _publish(draft: Path, target: Path) -> None:
+    if target.exists():
+        shutil.copymode(target, draft)
+    draft.replace(target)
+
+
+@contextmanager
+def _writer_to(path: Path, form: str) -> Iterator[_Counted]:
+    if form == "parquet":
+        with path.open("wb") as binary, closing(ParquetWriter(binary)) as parquet:
+            yield _Counted(parquet)
+    else:
+        with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            yield _Counted(_text_writer(form, file))
+
+
+def _text_writer(form: str, file: TextIO) -> Writer:
+    return CsvWriter(file) if form == "csv" else JsonLinesWriter(file)
+
+
 def choose_format(wanted: str | None, out: str | None, *, as_json: bool) -> str:
-    """The format of the answers: as told, else by the name of the file, else a table."""
-    if wanted is None and out is not None:
-        suffix = Path(out).suffix.lower().lstrip(".")
-        wanted = {"json": "jsonl"}.get(suffix, suffix)
-    wanted = wanted or ("jsonl" if as_json else "table")
-    if wanted not in FORMATS or (wanted == "table" and out is not None) or (wanted == "parquet" and out is None):
-        raise InputError(f"cannot write {wanted!r} there. Give --out a name that ends in .jsonl, .csv or .parquet.")
-    return wanted
+    """The format of the answers: as told by an option or by the name of the file, else a table."""
+    suffix = Path(out or "").suffix.lower().lstrip(".")
+    ending = {"json": "jsonl"}.get(suffix, suffix)
+    told = {"--json": "jsonl"} if as_json else {}
+    if wanted is not None:
+        told[f"--format {wanted}"] = wanted
+    if ending in FORMATS:
+        told[f"--out {out}"] = ending
+    for (option, form), (other, another) in pairwise(told.items()):
+        if form != another:
+            raise InputError(f"{option} means {form}, {other} means {another}. Leave one of them out.")
+    form = next(iter(told.values()), ending or "table")
+    if form not in FORMATS or (form == "table" and out is not None) or (form == "parquet" and out is None):
+        raise InputError(f"cannot write {form!r} there. Give --out a name that ends in .jsonl, .csv or .parquet.")
+    return form
