@@ -29,15 +29,19 @@ class PackedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """The layer's output."""
+        return self._times(x, self.bias)
+
+    def product(self, x: Tensor) -> Tensor:
+        """The output without the bias."""
+        return self._times(x, None)
+
+    def _times(self, x: Tensor, bias: Tensor | None) -> Tensor:
         packed = self.pack.of(self.weight, x)
         if packed is None:
-            return super().forward(x)
-        return _product(x.reshape(-1, x.shape[-1]), packed, self.bias).view(*x.shape[:-1], self.out_features)
-
-    def add_product(self, rows: Tensor, x: Tensor) -> Tensor:
-        """`rows (n, out)` plus the product of `x (n, in)` with the weight; the sum may take the place of `rows`."""
-        packed = self.pack.of(self.weight, x)
-        return rows.addmm_(x, self.weight.mT) if packed is None else _sum(x, rows, packed)
+            return nn.functional.linear(x, self.weight, bias)
+        rows = x.reshape(-1, x.shape[-1])
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
+        return found.view(*x.shape[:-1], self.out_features)
 
 
 class _Pack:
@@ -83,16 +87,6 @@ def pack_layers(model: nn.Module) -> None:
 
 def _worth_packing(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= _LEAST_VALUES
-
-
-def _product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-    return found
-
-
-def _sum(x: Tensor, rows: Tensor, packed: Tensor) -> Tensor:
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, rows, packed, None, "add")
-    return found
 
 
 def _let_go(weight: Tensor) -> None:

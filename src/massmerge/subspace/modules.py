@@ -57,7 +57,7 @@ class SubspaceLinear(nn.Module):
         """The layer's output, each segment with its own update."""
         segments = active()
         if self._first_only and segments.for_heads and x.ndim == 3 and x.shape[1] > 1:
-            out = self._empty(x).zero_()
+            out = x.new_zeros(*x.shape[:-1], self.weight.shape[1 if self._transposed else 0])
             out[:, :1] = self._forward(x[:, :1], segments)
             return out
         return self._forward(x, segments)
@@ -65,49 +65,37 @@ class SubspaceLinear(nn.Module):
     def _forward(self, x: Tensor, segments: Segments) -> Tensor:
         if any(self._weight in part.changes.materialised for part in segments.parts):
             return torch.cat([self._one(_rows(x, part, segments.batch), part.changes) for part in segments.parts])
-        out = self._empty(x)
+        out = self._product(x)  # of all rows at once
         for part in segments.parts:
-            self._begin(_rows(out, part, segments.batch), _rows(x, part, segments.batch), part.changes)
-        return self._finish(out, x)
+            self._add(_rows(out, part, segments.batch), _rows(x, part, segments.batch), part.changes)
+        return out
 
-    def _begin(self, out: Tensor, x: Tensor, changes: SetChanges) -> None:
-        """Fill a segment with its bias and its update; the base's product is added to that.
+    def _product(self, x: Tensor) -> Tensor:
+        """The base's product, without the bias."""
+        if isinstance(self.layer, PackedLinear):
+            return self.layer.product(x)
+        return x @ self.weight if self._transposed else F.linear(x, self.weight)
 
-        A layer's product starts from its bias, copied to every row. Starting from bias and update instead costs no further
-        pass over the output.
-        """
-        rows = out.view(-1, out.shape[-1])  # a view: what is written to it is written to the output
-        own = changes.change(self._bias).value
-        start = own if own is not None else self.bias
+    def _add(self, out: Tensor, x: Tensor, changes: SetChanges) -> None:
+        """Add to a segment its update and its bias; a segment's rows stay in the processor's cache meanwhile."""
+        rows = out.view(-1, out.shape[-1])  # a view: what is added to it is added to the output
         update = changes.change(self._weight).update
         if update is not None:
-            update.expand_into(rows, update.shrink(x.reshape(-1, x.shape[-1])), start)
-        elif start is not None:
-            rows.copy_(start)
-        else:
-            rows.zero_()
-
-    def _finish(self, out: Tensor, x: Tensor) -> Tensor:
-        """Add the base's product for all rows at once."""
-        rows, x = out.view(-1, out.shape[-1]), x.reshape(-1, x.shape[-1])
-        if isinstance(self.layer, PackedLinear):
-            return self.layer.add_product(rows, x).view(out.shape)
-        rows.addmm_(x, self.weight if self._transposed else self.weight.mT)
-        return out
+            update.add_to(rows, update.shrink(x.reshape(-1, x.shape[-1])))
+        own = changes.change(self._bias).value
+        bias = own if own is not None else self.bias
+        if bias is not None:
+            rows += bias
 
     def _one(self, x: Tensor, changes: SetChanges) -> Tensor:
         """A segment by itself, with the set's dense weight if that is held."""
         weight = changes.materialised.get(self._weight)
         if weight is None:
-            out = self._empty(x)
-            self._begin(out, x, changes)
-            return self._finish(out, x)
+            out = self._product(x)
+            self._add(out, x, changes)
+            return out
         bias = changes.change(self._bias).value
         return F.linear(x, weight, bias if bias is not None else self.bias)
-
-    def _empty(self, x: Tensor) -> Tensor:
-        """Room for the layer's output."""
-        return x.new_empty(*x.shape[:-1], self.weight.shape[1 if self._transposed else 0])
 
     @property
     def weight_name(self) -> str:

@@ -27,15 +27,10 @@ class LowRankChange(NamedTuple):
         inner = self.vs[0] @ x.mT if len(self.vs) == 1 else torch.cat([v @ x.mT for v in self.vs])
         return (self.core[:, None] * inner if self.core.ndim == 1 else self.core @ inner).mT
 
-    def expand_into(self, out: Tensor, inner: Tensor, start: Tensor | None) -> None:
-        """Write the update of `inner (rows, R)`, plus a row `start (m,)` for all of them, to `out (rows, m)`."""
-        parts = torch.split(inner, [u.shape[1] for u in self.us], 1)
-        if start is None:
-            torch.mm(parts[0], self.us[0].mT, out=out)
-        else:
-            torch.addmm(start, parts[0], self.us[0].mT, out=out)
-        for u, part in zip(self.us[1:], parts[1:], strict=True):
-            out.addmm_(part, u.mT)
+    def add_to(self, rows: Tensor, inner: Tensor) -> None:
+        """Add the update of `inner (rows, R)` to `rows (rows, m)`."""
+        for u, part in zip(self.us, torch.split(inner, [u.shape[1] for u in self.us], 1), strict=True):
+            rows.addmm_(part, u.mT)
 
     def dense(self) -> Tensor:
         """The update as a matrix (m, n)."""
