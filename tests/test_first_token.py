@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import massmerge
-from answers import vit_images
+from answers import assert_same_answers, vit_images
 from massmerge.routing.sites import probe_inputs
 from massmerge.subspace.first_token import first_token_layers
 from massmerge.subspace.install import PROBE_BATCH, observe
@@ -23,7 +23,7 @@ EXPECTED = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_layers_of_the_last_block_are_found_where_the_head_reads_the_first_token(root, name):
     runtime = massmerge.load(family_bundle(root, name))._runtime
-    found = sorted(runtime.second_pass._first_only)
+    found = sorted(runtime.second_pass.look_for_first_only())
     assert [path.partition(".1.")[2] for path in found] == EXPECTED.get(name, [])
 
 
@@ -66,6 +66,7 @@ def test_heads_give_the_same_logits_and_other_tokens_are_not_computed(root, name
     inputs = vit_images(model) if name == "vit" else rows_of(FAMILIES[name].make_inputs(12, 0))
     batch = model._runtime.batch([model._runtime.reader.row(item) for item in inputs])
     routings = model.route(inputs)
+    assert model._runtime.second_pass.look_for_first_only()
     (full, order), (short, same) = (model._second_pass(batch, routings, for_heads=h) for h in (False, True))
     assert torch.equal(order, same)
     answers = [model._heads(output, order, batch, routings, 3) for output in (full, short)]
@@ -80,8 +81,17 @@ def test_heads_give_the_same_logits_and_other_tokens_are_not_computed(root, name
 def test_embeddings_are_of_all_tokens(root, name):
     model = massmerge.load(family_bundle(root, name))
     inputs = vit_images(model) if name == "vit" else rows_of(FAMILIES[name].make_inputs(6, 0))
-    found = model.embed(inputs)
-    model._runtime.second_pass._first_only.clear()
-    for module in model._runtime.second_pass.layers().values():
-        module._first_only = False
-    assert torch.allclose(found, model.embed(inputs), atol=1e-6)
+    before = model.embed(inputs)
+    assert model._runtime.second_pass.look_for_first_only()
+    assert torch.allclose(model.embed(inputs), before, atol=1e-6)
+
+
+def test_what_heads_read_is_looked_for_when_a_few_batches_have_been_answered(root):
+    model = massmerge.load(family_bundle(root, "vit"))
+    images = vit_images(model)
+    answers = []
+    for count in range(1, 5):
+        answers.append(model.predict(images))
+        assert any(layer.first_only for layer in model._runtime.second_pass.layers().values()) == (count > 2)
+    for later in answers[1:]:
+        assert_same_answers(later, answers[0])

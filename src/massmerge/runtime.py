@@ -189,7 +189,7 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
     voters = choose_voters(bundle.recipe, sites, base, tensors, half=image)
     routers = make_routers(bundle, kind, voters, tensors)  # small, and kept on the CPU
     tensors.to(place)
-    second = SecondPass(base, touched, slots, observed, _first_only(base, observed, heads))
+    second = SecondPass(base, touched, slots, observed, partial(_first_only, base, observed, heads))
     first_pass = _make_first_pass(bundle, base, voters, tensors, slots)
 
     def attempt(inputs: dict[str, Tensor]) -> object:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from massmerge.subspace.segments import Segments, running
 from massmerge.subspace.updates import SetChanges
 from massmerge.trees import ShapesOnly, is_batched, join_rows, replace_module, shared_copy, take_rows
 
+_FEW = 2  # batches after which it is worth a look what heads read
 PROBE_BATCH = 3  # no other dimension of a model is likely to be 3 in first place
 
 
@@ -49,7 +51,8 @@ class SecondPass:
         touched: names of the tensors that at least one task changes.
         slots: kind and shape of every tensor.
         observed: what a forward pass of the base, or of its skeleton, has shown.
-        first_only: paths of linear layers of which heads read the first token's row alone.
+        find_first_only: finds the paths of linear layers of which heads read the first token's row alone. It takes as long
+            as some answers do, so it is asked when there have been a few.
     """
 
     def __init__(
@@ -58,10 +61,11 @@ class SecondPass:
         touched: Iterable[str],
         slots: dict[str, Slot],
         observed: Observed,
-        first_only: Iterable[str] = (),
+        find_first_only: Callable[[], set[str]] = set,
     ) -> None:
         changed = set(touched)
-        self._first_only = set(first_only)
+        self._find_first_only, self._first_only, self._answered = find_first_only, set[str](), 0
+        self._lock = threading.Lock()
         # Tied tensors are changed under each of their names.
         self._touched = {n: s for s in slots.values() if s.name in changed for n in (s.name, *s.aliases)}
         self._called, self._batched = observed
@@ -80,6 +84,8 @@ class SecondPass:
 
     def __call__(self, inputs: dict[str, Any], segments: Segments) -> Any:
         """The backbone's output for a batch sorted by segments."""
+        if segments.for_heads:
+            self._count()
 
         @torch.inference_mode()
         def run(rows: slice) -> Any:
@@ -88,6 +94,19 @@ class SecondPass:
 
         device = next(v.device for v in inputs.values() if isinstance(v, Tensor))
         return join_rows(run_parts(run, parts_of(segments.batch, device)))
+
+    def _count(self) -> None:
+        with self._lock:
+            self._answered += 1
+            if self._answered == _FEW + 1:
+                self.look_for_first_only()
+
+    def look_for_first_only(self) -> set[str]:
+        """Find the layers of which heads read the first token alone; from now on they compute no more for heads."""
+        self._first_only = self._find_first_only()
+        for path, layer in self.layers().items():
+            layer.first_only = path in self._first_only
+        return self._first_only
 
     def of(self, changes: SetChanges) -> nn.Module:
         """The backbone for one set only, where its parts are wanted: each part is called by itself, inside `running`."""

@@ -41,7 +41,7 @@ class SubspaceLinear(nn.Module):
     def __init__(self, layer: nn.Module, weight: str, bias: str, *, transposed: bool, first_only: bool = False) -> None:
         super().__init__()
         self.layer, self._weight, self._bias, self._transposed = layer, weight, bias, transposed
-        self._first_only = first_only
+        self.first_only = first_only
 
     @property
     def weight(self) -> Tensor:
@@ -56,7 +56,7 @@ class SubspaceLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The layer's output, each segment with its own update."""
         segments = active()
-        if self._first_only and segments.for_heads and x.ndim == 3 and x.shape[1] > 1:
+        if self.first_only and segments.for_heads and x.ndim == 3 and x.shape[1] > 1:
             out = x.new_zeros(*x.shape[:-1], self.weight.shape[1 if self._transposed else 0])
             out[:, :1] = self._forward(x[:, :1], segments)
             return out
