@@ -233,7 +233,8 @@ def _probe(base: PreTrainedModel, inputs: dict[str, Tensor], heads: dict[str, He
 def _first_only(base: PreTrainedModel, observed: Observed, heads: dict[str, Head]) -> set[str]:
     """Layers of which all heads read the first token's row alone."""
     inputs = probe_inputs(base, 1)
-    return first_token_layers(base, observed.called, heads.values(), inputs, _call(base, inputs, heads))
+    tree = shared_copy(base)  # other threads may be running the base
+    return first_token_layers(tree, observed.called, heads.values(), inputs, _call(base, inputs, heads))
 
 
 def _call(base: PreTrainedModel, inputs: dict[str, Tensor], heads: dict[str, Head]) -> dict[str, Any]:
