@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 # Importing the libraries takes longer than a merge of tiny models, so a server imports them once and forks.
 _context = get_context("forkserver")
-_context.set_forkserver_preload(["massmerge.cli.main", "transformers.models.bert.modeling_bert"])
+_context.set_forkserver_preload(["massmerge.cli.merge", "transformers.models.bert.modeling_bert"])
 _TOUCHES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir"}
 
 
