@@ -11,7 +11,7 @@ from torch import nn
 import massmerge
 from answers import assert_same_answers, vit_images
 from massmerge import packed
-from massmerge.packed import PackedLinear, pack_layers
+from massmerge.packed import PackedLinear, PackedPatches, pack_layers, patch_layer
 from massmerge.trees import shared_copy
 from models import make_bundle
 
@@ -164,3 +164,42 @@ def test_packed_answers_are_those_of_the_plain_base(load_vit, at_once, monkeypat
     monkeypatch.setattr(packed, "_LEAST_VALUES", 1 << 60)
     slow = load_vit().predict(images)
     assert_same_answers(fast, slow)
+
+
+def conv_of(channels=3, size=4, bias=True):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(channels, 24, size, stride=size, bias=bias).requires_grad_(False)
+    pack_layers(layer)
+    return layer
+
+
+@settings(max_examples=20, deadline=None)
+@given(count=st.integers(1, 3), high=st.integers(4, 13), wide=st.integers(4, 13), bias=st.booleans())
+def test_packed_patches_are_the_convolution(count, high, wide, bias):
+    layer, x = conv_of(bias=bias), torch.randn(count, 3, high, wide, generator=torch.Generator().manual_seed(high))
+    naive = nn.functional.conv2d(x, layer.weight, layer.bias, stride=4)
+    assert isinstance(layer, PackedPatches)
+    for _ in range(packed._USES + 2):
+        with torch.inference_mode():
+            assert torch.allclose(layer(x), naive, atol=1e-5)
+    assert torch.allclose(layer(x), naive, atol=1e-5)  # outside, by the plain convolution
+
+
+def test_trees_share_packed_patches_and_another_weight_has_its_own(at_once):
+    layer, x = conv_of(), torch.ones(2, 3, 8, 8)
+    copy = shared_copy(nn.Sequential(layer))[0]
+    assert patch_layer(copy) is patch_layer(layer)
+    copy.weight = nn.Parameter(2 * layer.weight, requires_grad=False)
+    naive = nn.functional.conv2d(x, copy.weight, copy.bias, stride=4)
+    with torch.inference_mode():
+        assert torch.allclose(copy(x), naive, atol=1e-5)  # what was packed is of another weight
+        pack_layers(copy)
+        assert patch_layer(copy) is not patch_layer(layer)
+        assert torch.allclose(copy(x), naive, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"stride": 2}, {"padding": 1}, {"dilation": 2}, {"groups": 3}])
+def test_a_convolution_that_cuts_no_patches_stays_one(options):
+    layer = nn.Conv2d(3, 24, 4, **{"stride": 4, **options})
+    pack_layers(layer)
+    assert type(layer) is nn.Conv2d

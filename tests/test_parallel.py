@@ -60,3 +60,28 @@ def test_features_of_a_divided_batch_are_those_of_an_undivided_one(root, name, t
     divided = model.embed(rows)
     monkeypatch.setattr(parallel, "_LEAST", 1000)
     assert float((divided - model.embed(rows)).abs().max()) < 1e-4
+
+
+GROUPS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=12)
+
+
+@given(groups=GROUPS, parts=st.integers(1, 4))
+def test_every_group_is_there_once(groups, parts):
+    rows = [r for r, _ in groups]
+    assert sorted(parallel.even_order(rows, [r * t for r, t in groups], parts)) == list(range(len(groups)))
+
+
+def test_parts_cost_the_same_and_no_group_is_cut():
+    tasks = [2, 1, 2, 1, 1, 1]
+    rows = [2, 2, 2, 2, 2, 2]
+    order = parallel.even_order(rows, [t * r for t, r in zip(tasks, rows, strict=True)], 2)
+    assert [sum(tasks[g] for g in half) for half in (order[:3], order[3:])] == [4, 4]
+
+
+def test_a_large_group_comes_first_and_small_ones_fill_up():
+    rows = [1, 5, 1, 1]
+    assert parallel.even_order(rows, rows, 2)[0] == 1
+
+
+def test_one_part_goes_by_cost_alone():
+    assert parallel.even_order([1, 2, 3], [1.0, 2.0, 3.0], 1) == [2, 1, 0]

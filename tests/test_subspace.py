@@ -8,6 +8,7 @@ from transformers.pytorch_utils import Conv1D
 import massmerge
 from massmerge.errors import InputError
 from massmerge.linalg import Factors
+from massmerge.patches import cuts_patches
 from massmerge.subspace.cache import parse_bytes
 from massmerge.subspace.modules import (
     SubspaceConv,
@@ -15,7 +16,6 @@ from massmerge.subspace.modules import (
     SubspaceLinear,
     SubspaceNorm,
     SubspacePatches,
-    cuts_patches,
 )
 from massmerge.subspace.segments import Segment, Segments, running
 from massmerge.subspace.updates import SetChanges

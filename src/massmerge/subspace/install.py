@@ -14,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from massmerge.checkpoints.skeleton import Slot, from_matrix
 from massmerge.parallel import parts_of, run_parts
+from massmerge.patches import cuts_patches
 from massmerge.subspace.modules import (
     PerSegment,
     SubspaceConv,
@@ -21,7 +22,6 @@ from massmerge.subspace.modules import (
     SubspaceLinear,
     SubspaceNorm,
     SubspacePatches,
-    cuts_patches,
 )
 from massmerge.subspace.segments import Segments, running
 from massmerge.subspace.updates import SetChanges

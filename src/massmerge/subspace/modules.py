@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from massmerge.packed import PackedLinear
+from massmerge.packed import PackedLinear, patch_layer
+from massmerge.patches import Conv, patches
 from massmerge.subspace.segments import Segment, Segments, active, running
 from massmerge.subspace.updates import LowRankChange, SetChanges
 from massmerge.trees import join_rows, take_rows
-
-Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def _rows(x: Tensor, part: Segment, batch: int) -> Tensor:
@@ -180,17 +179,11 @@ class SubspaceConv(nn.Module):
 
 
 class SubspacePatches(nn.Module):
-    """A convolution that cuts patches, as the first layer of a vision transformer does: a linear layer on the patches.
-
-    For the few images of a segment one product is several times faster than setting up a convolution.
-    """
+    """A convolution that cuts patches, as the first layer of a vision transformer does: a linear layer on the patches."""
 
     def __init__(self, layer: Conv, weight: str, bias: str) -> None:
         super().__init__()
-        kernel, shift = layer.weight.flatten(1), layer.bias  # a view: the tensor stays the base's
-        linear = nn.Linear(kernel.shape[1], kernel.shape[0], bias=shift is not None, device="meta")
-        linear.weight, linear.bias = nn.Parameter(kernel, requires_grad=False), shift  # type: ignore[assignment]
-        self.layer, self.linear = layer, SubspaceLinear(linear, weight, bias, transposed=False)
+        self.layer, self.linear = layer, SubspaceLinear(patch_layer(layer), weight, bias, transposed=False)
 
     @property
     def weight(self) -> Tensor:
@@ -201,18 +194,6 @@ class SubspacePatches(nn.Module):
         """The layer's output, each segment with its own update."""
         out: Tensor = self.linear(patches(x, self.layer.kernel_size))
         return out.movedim(-1, 1)
-
-
-def cuts_patches(layer: Conv) -> bool:
-    """Whether a convolution is a linear layer on patches: they lie side by side, and nothing is padded."""
-    return layer.stride == layer.kernel_size and set(layer.padding) <= {0} and set(layer.dilation) == {1}
-
-
-def patches(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """The patches of images as rows (batch, …, values of a patch)."""
-    for axis, size in enumerate(sizes):
-        x = x.unfold(2 + axis, size, size)
-    return x.movedim(1, -1 - len(sizes)).flatten(-1 - len(sizes))
 
 
 class SubspaceNorm(nn.Module):

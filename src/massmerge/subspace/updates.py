@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from massmerge.linalg import Factors, quick_core
+from massmerge.packed import onednn_linear, onednn_takes
+
+_WIDE = 2048  # from here on oneDNN is a third faster, with the fifty rows of an image a half
 
 Variant = Literal["orthogonal", "plain", "weighted"]
 
@@ -23,8 +26,7 @@ class LowRankChange(NamedTuple):
 
     def shrink(self, x: Tensor) -> Tensor:
         """Activations (rows, n) into the subspace and through the core: (rows, R)."""
-        # The thin matrix on the left is multiplied a quarter faster than on the right.
-        inner = self.vs[0] @ x.mT if len(self.vs) == 1 else torch.cat([v @ x.mT for v in self.vs])
+        inner = _projected(self.vs[0], x) if len(self.vs) == 1 else torch.cat([_projected(v, x) for v in self.vs])
         return (self.core[:, None] * inner if self.core.ndim == 1 else self.core @ inner).mT
 
     def add_to(self, rows: Tensor, inner: Tensor) -> None:
@@ -36,6 +38,13 @@ class LowRankChange(NamedTuple):
         """The update as a matrix (m, n)."""
         core = torch.diag(self.core) if self.core.ndim == 1 else self.core
         return torch.cat(self.us, 1) @ core @ torch.cat(self.vs, 0)
+
+
+def _projected(v: Tensor, x: Tensor) -> Tensor:
+    """`v (k, n)` times the activations `x (rows, n)`: (k, rows)."""
+    if v.shape[1] >= _WIDE and onednn_takes(v):
+        return onednn_linear(x, v).mT
+    return v @ x.mT  # the thin matrix on the left is multiplied a quarter faster than on the right
 
 
 class Change(NamedTuple):
