@@ -2,12 +2,15 @@
 
 import io
 import json
+import math
 import random
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
 from transformers import AutoModelForImageClassification, Dinov2Config, Dinov2Model
@@ -50,6 +53,22 @@ def _run(**changes):
 def test_fine_tuning_beats_the_frozen_head():
     _, metrics = _run()
     assert metrics["finetuned"]["test"] > metrics["frozen"]["test"] > 1 / 3
+
+
+def test_gains_and_losses_add_up_to_the_difference_of_the_shares():
+    _, metrics = _run()
+    for split, found in metrics["paired"].items():
+        rows = metrics["rows"][split]
+        lead = round((metrics["finetuned"][split] - metrics["frozen"][split]) * rows)
+        assert found["gained"] - found["lost"] == lead
+        assert found["gained"] > 0
+
+
+@given(gained=st.integers(0, 60), lost=st.integers(0, 60))
+def test_the_odds_of_so_many_gains_are_those_of_throwing_coins(gained, lost):
+    changed = gained + lost
+    ways = sum(math.comb(changed, more) for more in range(gained, changed + 1))
+    assert ft.chance_of(gained, lost) == pytest.approx(ways / 2**changed)
 
 
 def test_the_head_stays_as_it_was_fitted_and_the_backbone_moves():

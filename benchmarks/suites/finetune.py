@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.stats import binomtest
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
@@ -126,22 +127,24 @@ def finetune(
     splits = {"train": train, "validation": validation, "test": test}
     frozen = {split: frozen_features(features, rows, f"{name} features {split}") for split, rows in splits.items()}
     decay = fit_head(head, frozen["train"], train.labels, frozen["validation"], validation.labels, config.head_decays)
-    before = {"frozen": {split: _share_right(head(frozen[split]), rows.labels) for split, rows in splits.items()}}
+    before = {"frozen": {split: _share(_right(head(frozen[split]), rows.labels)) for split, rows in splits.items()}}
     if config.head_share < 1:
         part = torch.randperm(len(train), generator=torch.Generator().manual_seed(config.seed))
         part = part[: round(config.head_share * len(train))]
         decay = fit_head(
             head, frozen["train"][part], train.labels[part], frozen["validation"], validation.labels, config.head_decays
         )
-        own = {split: _share_right(head(frozen[split]), rows.labels) for split, rows in splits.items()}
+        own = {split: _share(_right(head(frozen[split]), rows.labels)) for split, rows in splits.items()}
         before = {"frozen": own, "frozen_head_of_all_rows": before["frozen"]}
+    held_out = {split: _right(head(frozen[split]), splits[split].labels) for split in ("validation", "test")}
     loss = train_backbone(
         model, features, head, dataclasses.replace(train, collate=collate or train.collate), config, name
     )
-    after = {split: accuracy(features, head, splits[split], f"{name} {split}") for split in ("validation", "test")}
+    after = {split: right_rows(features, head, splits[split], f"{name} {split}") for split in held_out}
     return {
         **before,
-        "finetuned": after,
+        "finetuned": {split: _share(right) for split, right in after.items()},
+        "paired": {split: paired(held_out[split], right) for split, right in after.items()},
         "rows": {split: len(rows) for split, rows in splits.items()},
         "head_decay": decay,
         "last_loss": loss,
@@ -228,9 +231,25 @@ def batches(rows: Rows, size: int, steps: int, seed: int) -> Iterator[list[int]]
 
 
 @torch.no_grad()
-def accuracy(features: Features, head: nn.Linear, rows: Rows, name: str = "") -> float:
-    """Share of rows that get their own label."""
-    return _share_right(head(frozen_features(features, rows, name)), rows.labels)
+def right_rows(features: Features, head: nn.Linear, rows: Rows, name: str = "") -> Tensor:
+    """Which rows get their own label (n)."""
+    return _right(head(frozen_features(features, rows, name)), rows.labels)
+
+
+def paired(before: Tensor, after: Tensor) -> dict[str, int]:
+    """Rows that an expert gets right and its frozen head does not, and the other way round."""
+    return {"gained": int((after & ~before).sum()), "lost": int((before & ~after).sum())}
+
+
+def chance_of(gained: int, lost: int) -> float:
+    """How likely at least so many rows are gained among those that changed, if gains and losses were equally likely.
+
+    The exact test of McNemar, one-sided.
+
+    >>> chance_of(3, 0), chance_of(1, 1)
+    (0.125, 0.75)
+    """
+    return float(binomtest(gained, gained + lost, 0.5, "greater").pvalue) if gained + lost else 1.0
 
 
 def write_expert(folder: Path, save: Callable[[Path], None], metrics: dict[str, Any]) -> None:
@@ -296,5 +315,9 @@ def _cosine(step: int, steps: int, warmup: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(1, steps - rising)))
 
 
-def _share_right(logits: Tensor, labels: Tensor) -> float:
-    return round(float((logits.argmax(1) == labels).float().mean()), 5)
+def _right(logits: Tensor, labels: Tensor) -> Tensor:
+    return logits.argmax(1) == labels
+
+
+def _share(right: Tensor) -> float:
+    return round(float(right.float().mean()), 5)

