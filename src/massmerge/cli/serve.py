@@ -33,6 +33,7 @@ def finite(_: click.Context, __: click.Parameter, value: float) -> float:
 @click.option(
     "--examples", type=click.Path(exists=True, path_type=Path), help="Inputs that the page offers: a file or folder."
 )
+@click.option("--column", help="Column of a .csv, .jsonl or .parquet file that holds the examples.")
 @click.option(
     "--api-key-file",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -19,7 +19,7 @@ from massmerge.bundle import Bundle
 from massmerge.errors import InputError
 from massmerge.inspection import Inspection, inspect_bundle
 from massmerge.model import Model, load
-from massmerge.rows import read_inputs
+from massmerge.rows import NamedInput, read_inputs
 from massmerge.serve.settings import Settings
 
 _MOST_EXAMPLES = 24
@@ -89,33 +89,35 @@ def load_bundle(settings: Settings) -> Loaded:
     options = bundle.recipe.router.model_dump(mode="json")
     in_force = {"kind": settings.router or bundle.router_kind, "top_k": model.top_k, "voters": model.voters}
     router = {**options, **in_force}
-    return Loaded(model, inspect_bundle(bundle), router, _examples(settings.examples, model), time.time())
+    return Loaded(model, inspect_bundle(bundle), router, _examples(settings, model), time.time())
 
 
-def _examples(path: Path | None, model: Model) -> list[dict[str, str]]:
-    if path is None:
+def _examples(settings: Settings, model: Model) -> list[dict[str, str]]:
+    """What the page offers to try."""
+    if settings.examples is None:
         return []
     found: list[dict[str, str]] = []
-    for named in read_inputs([str(path)], image=model.takes_images):
+    for named in read_inputs([str(settings.examples)], image=model.takes_images, column=settings.column):
         if isinstance(named.item, InputError):
             raise named.item
         if len(found) == _MOST_EXAMPLES:
             break
-        found.append({"image": _data_url(Path(named.item))} if model.takes_images else {"text": str(named.item)})
+        found.append({"image": _data_url(named)} if model.takes_images else {"text": str(named.item)})
     return found
 
 
-def _data_url(path: Path) -> str:
-    """An image file as a data URL; as it is if small, else scaled down."""
+def _data_url(named: NamedInput) -> str:
+    """An image as a data URL: a small file as it is, all else as PNG, scaled down if it is large."""
+    file = None if isinstance(named.item, Image.Image) else Path(named.item)
     try:
-        with Image.open(path) as image:
-            large = max(image.size) > _EXAMPLE_SIDE
-            if large:
+        with Image.open(file) if file else named.item as image:
+            if file and max(image.size) <= _EXAMPLE_SIDE:
+                kind, data = mimetypes.guess_type(file.name)[0] or "image/png", file.read_bytes()
+            else:
                 image.thumbnail((_EXAMPLE_SIDE, _EXAMPLE_SIDE))
                 buffer = io.BytesIO()
                 image.convert("RGB").save(buffer, "PNG")
-    except (OSError, ValueError, SyntaxError) as error:
-        raise InputError(f"{path}: not an image that can be read ({error}).") from None
-    kind = "image/png" if large else mimetypes.guess_type(path.name)[0] or "image/png"
-    data = buffer.getvalue() if large else path.read_bytes()
+                kind, data = "image/png", buffer.getvalue()
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InputError(f"{named.name}: not an image that can be read ({error}).") from None
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"

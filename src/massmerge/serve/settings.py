@@ -43,6 +43,8 @@ class Settings:
     api_key: bytes | None = None
     cors_origins: tuple[str, ...] = ()
     examples: Path | None = None
+    column: str | None = None
+    """Of a table of examples."""
     log_format: Literal["text", "json"] = "text"
 
     @property
