@@ -27,6 +27,13 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def root(tmp_path_factory):
     """The folder of bundles that are made once a run (`text_bundle(root)` and the like)."""

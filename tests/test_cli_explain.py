@@ -19,12 +19,6 @@ def text(root):
     return text_bundle(root)
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def run(*arguments, stdin=None):
     return CliRunner().invoke(main, ["explain", *map(str, arguments)], input=stdin)
 

@@ -32,12 +32,6 @@ def image(root):
     return str(image_bundle(root))
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def forbid(monkeypatch, name):
     """A file that may not be read; tests may run as root, who may read all."""
     opened = Path.open

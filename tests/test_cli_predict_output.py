@@ -24,12 +24,6 @@ def text(root):
     return str(text_bundle(root))
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 # Formats
 
 

@@ -19,12 +19,6 @@ def items(*given, image=False, **options):
     return [(row.name, str(row.item) if isinstance(row.item, InputError) else row.item) for row in found]
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 # Text
 
 
