@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from massmerge.answers import Answer, Generation, Prediction, Routing
     from massmerge.bundle import Bundle
+    from massmerge.changing import add, remove
     from massmerge.errors import InputError, MassError, Problem
     from massmerge.evaluation.evaluate import evaluate
     from massmerge.evaluation.results import Evaluation
@@ -20,13 +21,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Answer", "Bundle", "Evaluation", "Generation", "InputError", "MassError", "Model", "Plan", "Prediction", "Problem",
-    "Recipe", "Routing", "StaticModel", "Suite", "__version__", "evaluate", "load", "make_plan", "merge",
+    "Recipe", "Routing", "StaticModel", "Suite", "__version__", "add", "evaluate", "load", "make_plan", "merge",
+    "remove",
 ]  # fmt: skip
 
 # Where each name lives. torch and transformers take seconds to import; who asks for a version or for help need not wait.
 _HOMES = {
     "answers": ("Answer", "Generation", "Prediction", "Routing"),
     "bundle": ("Bundle",),
+    "changing": ("add", "remove"),
     "errors": ("InputError", "MassError", "Problem"),
     "evaluation.evaluate": ("evaluate",),
     "evaluation.results": ("Evaluation",),

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +29,7 @@ from massmerge.linalg import Factors, core_matrix, cosine_matrix
 from massmerge.originals import Originals
 from massmerge.plan import TensorPlan
 from massmerge.prepare import Prepared, prepare, recipe_and_folder
-from massmerge.recipe import LinearHead, Recipe, TextHead
+from massmerge.recipe import LinearHead, Recipe, TaskRecipe, TextHead
 from massmerge.static_parts import StaticParts
 from massmerge.workfolder import WorkFolder, refuse_target
 
@@ -99,12 +99,32 @@ def merge(
         MassError: the work failed.
     """
     recipe, folder = recipe_and_folder(recipe, folder)
+    workers = workers_or_all(workers)
+    prepared = prepare(recipe, folder, download=True, workers=workers)
+    return carry_out(
+        prepared, out, workers=workers, overwrite=overwrite, strict=strict, progress=progress, planned=planned
+    )
+
+
+def workers_or_all(workers: int | None) -> int:
+    """How many tensors are worked on at the same time."""
     if workers is not None and workers < 1:
         raise InputError(f"workers must be at least 1, not {workers}.")
-    workers = workers or os.cpu_count() or 1
-    progress = progress or Silent()
-    target = Path(out).resolve()
-    prepared = prepare(recipe, folder, download=True, workers=workers)
+    return workers or os.cpu_count() or 1
+
+
+def carry_out(
+    prepared: Prepared,
+    out: str | Path,
+    *,
+    workers: int,
+    overwrite: bool = False,
+    strict: bool = False,
+    progress: Progress | None = None,
+    planned: Callable[[Prepared], None] = lambda prepared: None,
+) -> Path:
+    """Do what has been planned; see `merge`."""
+    progress, target = progress or Silent(), Path(out).resolve()
     refused = prepared.plan.problems if strict else prepared.plan.errors
     if refused:
         raise problems_error(refused)
@@ -246,20 +266,24 @@ def _fingerprint(prepared: Prepared, workers: int) -> str:
     Not their times or places: the same experts in another folder give the same bundle, and an expert that was replaced by
     an older one gives another.
     """
-    sources = [prepared.base.source, *(expert.source for expert in prepared.experts.values())]
+    bundled = prepared.bundled
+    experts = [prepared.experts[task.name].source for task in prepared.opened]
+    sources = experts if bundled else [prepared.base.source, *experts]
     files = {f"{s.text}/{p.name}": p for s in sources if s.revision is None for p in s.files()}
-    files |= {f"processor/{name}": path for name, path in prepared.processor.items()}
-    files |= {text: prepared.folder / Path(text).expanduser() for text in _files_of_tasks(prepared.recipe)}
+    if bundled is None:
+        files |= {f"processor/{name}": path for name, path in prepared.processor.items()}
+    files |= {text: prepared.folder / Path(text).expanduser() for text in _files_of_tasks(prepared.opened)}
     with ThreadPoolExecutor(workers) as pool:
         sums = dict(zip(files, pool.map(file_sha256, files.values()), strict=True))
     revisions = {s.text: s.revision for s in sources}
-    text = json.dumps([massmerge.__version__, prepared.recipe.dump(), revisions, sums], sort_keys=True)
+    taken = [bundled.bundle.manifest["sha256"]] if bundled else []  # which knows the bytes of all the bundle's files
+    text = json.dumps([massmerge.__version__, prepared.recipe.dump(), revisions, sums, *taken], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _files_of_tasks(recipe: Recipe) -> Iterator[str]:
+def _files_of_tasks(tasks: Iterable[TaskRecipe]) -> Iterator[str]:
     """Files that tasks name beside their experts: a head's weights, label names."""
-    for task in recipe.tasks:
+    for task in tasks:
         head = task.head
         named: list[object] = [task.labels]
         if isinstance(head, LinearHead):

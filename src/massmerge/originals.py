@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from massmerge.bundled import BundledExpert
 from massmerge.checkpoints import LowRank
 from massmerge.checkpoints.skeleton import to_matrix
 from massmerge.deltas import Kept, delta, finite, keep
@@ -52,6 +53,9 @@ class Originals:
 
     def kept(self, tensor: TensorPlan, task: str, base: Tensor) -> Kept | None:
         """The expert's factors at the recipe's rank; none where the delta is zero."""
-        share = self._prepared.recipe.merge.rank
-        rank = share if isinstance(share, float) else tensor.ranks[self.tasks.index(task)]
+        expert, share = self._prepared.experts[task], self._prepared.recipe.merge.rank
+        planned = tensor.ranks[self.tasks.index(task)]
+        if isinstance(expert, BundledExpert):
+            return expert.kept(tensor.name, planned)
+        rank = share if isinstance(share, float) else planned
         return keep(base, self.given(tensor, task), tensor.kind, rank)

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from massmerge.bundled import Bundled
 from massmerge.checkpoints import (
     PROCESSOR_FILES,
-    AdapterExpert,
     Base,
     Expert,
     Source,
@@ -30,7 +30,7 @@ from massmerge.heads.runtime import feature_width
 from massmerge.heads.text import TextTower
 from massmerge.plan import Plan, Sizes, TaskPlan, TensorPlan, merge_seconds, peak_memory
 from massmerge.ranks import MatrixSize, core_bytes, factor_bytes, ranks_by_budget, ranks_by_rule
-from massmerge.recipe import Recipe, TextHead
+from massmerge.recipe import Recipe, TaskRecipe, TextHead
 from massmerge.routing.sites import choose_sites, find_sites
 from massmerge.tensorfile import TensorInfo, header_bytes
 
@@ -49,7 +49,19 @@ class Prepared:
     processor: dict[str, Path]
     base_head: HeadSource | None
     """The base's language head, where a task has none of its own."""
+    bundled: Bundled | None = None
+    """The bundle that base and some of the tasks are taken from."""
     plan: Plan = field(init=False)
+
+    @property
+    def opened(self) -> list[TaskRecipe]:
+        """The tasks whose own sources are opened: all that no bundle gives."""
+        return tasks_besides(self.recipe, self.bundled)
+
+
+def tasks_besides(recipe: Recipe, bundled: Bundled | None) -> list[TaskRecipe]:
+    """The tasks of a recipe that a bundle does not give."""
+    return [task for task in recipe.tasks if bundled is None or task.name not in bundled.names]
 
 
 def make_plan(recipe: Recipe | str | Path, folder: str | Path | None = None) -> Plan:
@@ -73,9 +85,20 @@ def recipe_and_folder(recipe: Recipe | str | Path, folder: str | Path | None) ->
     return Recipe.load(recipe), Path(folder) if folder is not None else Path(recipe).resolve().parent
 
 
-def prepare(recipe: Recipe, folder: Path, *, download: bool, workers: int = 2) -> Prepared:
-    """Open every source of a recipe and plan its merge, collecting problems instead of stopping at the first."""
+def prepare(
+    recipe: Recipe, folder: Path, *, download: bool, workers: int = 2, bundled: Bundled | None = None
+) -> Prepared:
+    """Open every source of a recipe and plan its merge, collecting problems instead of stopping at the first.
+
+    Args:
+        recipe: what to merge.
+        folder: what its relative paths start from.
+        download: whether weights are fetched from a hub, or only headers.
+        workers: how many tensors will be worked on at once.
+        bundled: a bundle that gives the base and the tasks it names; sources of the other tasks alone are opened.
+    """
     problems: list[Problem] = []
+    tasks = tasks_besides(recipe, bundled)
 
     def attempt(where: str, action: Callable[[], _T]) -> _T | None:
         try:
@@ -86,17 +109,18 @@ def prepare(recipe: Recipe, folder: Path, *, download: bool, workers: int = 2) -
 
     sources = {
         task.name: attempt(f"task {task.name}", partial(find_source, task.expert, folder, download=download))
-        for task in recipe.tasks
+        for task in tasks
     }
-    base = attempt("base", lambda: open_base(find_source(recipe.base, folder, download=download)))
+    base = attempt("base", lambda: _open_base(recipe, folder, bundled, download=download))
     if base is None:
         raise problems_error(problems)
-    tower = _text_tower(recipe, folder, base, attempt, download=download)
-    base = _narrowed(base, [s for s in sources.values() if s is not None], image=tower is not None)
-    experts: dict[str, Expert] = {}
-    heads: dict[str, HeadSource] = {}
+    tower = _text_tower(recipe, tasks, folder, None if bundled else base, attempt, download=download)
+    if bundled is None:
+        base = _narrowed(base, [s for s in sources.values() if s is not None], image=tower is not None)
+    experts: dict[str, Expert] = {**bundled.experts()} if bundled else {}
+    heads = bundled.heads() if bundled else {}
     features = feature_width(base.skeleton.model)
-    for task in recipe.tasks:
+    for task in tasks:
         source = sources[task.name]
         if source is None:
             continue
@@ -109,26 +133,42 @@ def prepare(recipe: Recipe, folder: Path, *, download: bool, workers: int = 2) -
         head = attempt(where, partial(find_head, task, expert, folder, features, tower))
         if head is not None:
             heads[task.name] = head
-    processor = attempt("processor", lambda: _processor_files(recipe, folder, base.source, download=download)) or {}
+    if bundled is not None:
+        problems += bundled.problems()
+        processor, base_head = bundled.processor(), attempt("base", partial(bundled.base_head, heads))
+    else:
+        files = attempt("processor", lambda: _processor_files(recipe, folder, base.source, download=download))
+        processor, base_head = files or {}, find_base_head(base, heads.values())
     problems += _label_problems(recipe, heads)
     attempt("router.site", partial(_check_sites, recipe, base))
-    base_head = find_base_head(base, heads.values())
-    prepared = Prepared(recipe, folder, base, experts, heads, processor, base_head)
+    prepared = Prepared(recipe, folder, base, experts, heads, processor, base_head, bundled)
     prepared.plan = _plan(prepared, problems, workers)
     return prepared
 
 
+def _open_base(recipe: Recipe, folder: Path, bundled: Bundled | None, *, download: bool) -> Base:
+    if bundled is not None:
+        return bundled.open_base(download=download)
+    return open_base(find_source(recipe.base, folder, download=download))
+
+
 def _text_tower(
     recipe: Recipe,
+    tasks: list[TaskRecipe],
     folder: Path,
-    base: Base,
+    base: Base | None,
     attempt: Callable[[str, Callable[[], Source]], Source | None],
     *,
     download: bool,
 ) -> TextTower | None:
-    """The base's text tower, if a head is made of texts; its tokenizer is the processor's, else the base's."""
-    if not any(isinstance(task.head, TextHead) for task in recipe.tasks):
+    """The base's text tower, if a head is made of texts; its tokenizer is the processor's, else the base's.
+
+    A bundle keeps the vision tower alone, so for its new tasks the base is opened where the recipe says.
+    """
+    if not any(isinstance(task.head, TextHead) for task in tasks):
         return None
+    if base is None:
+        base = open_base(find_source(recipe.base, folder, download=download))
     vision_tower(base)  # refuses a base that has no towers
     if recipe.processor is None:
         return TextTower(base, base.source)
@@ -294,7 +334,7 @@ def _task_plan(prepared: Prepared, name: str, factors: int, whole: int) -> TaskP
         name,
         expert.source.text,
         expert.source.revision,
-        "adapter" if isinstance(expert, AdapterExpert) else "full",
+        expert.form,
         head.labels if head else None,
         (head.class_name or head.kind) if head else "none",
         factors,

@@ -79,6 +79,16 @@ class TaskRecipe(Part):
         return name
 
 
+def names_differ(tasks: list[TaskRecipe]) -> list[TaskRecipe]:
+    """The tasks, if each has a name of its own; case matters not to some file systems, and tasks are folders."""
+    seen: set[str] = set()
+    for task in tasks:
+        if task.name.lower() in seen:
+            raise ValueError(f"two tasks are called {task.name!r}: give each its own name")
+        seen.add(task.name.lower())
+    return tasks
+
+
 class RouterOptions(Part):
     """How an input finds its task."""
 
@@ -139,13 +149,7 @@ class Recipe(Part):
     @field_validator("tasks")
     @classmethod
     def _names_differ(cls, tasks: list[TaskRecipe]) -> list[TaskRecipe]:
-        seen: dict[str, str] = {}
-        for task in tasks:
-            # Case matters not to some file systems, and tasks are folders.
-            if task.name.lower() in seen:
-                raise ValueError(f"two tasks are called {task.name!r}: give each its own name")
-            seen[task.name.lower()] = task.name
-        return tasks
+        return names_differ(tasks)
 
     @classmethod
     def load(cls, path: str | Path) -> Recipe:

@@ -104,6 +104,19 @@ class WorkFolder:
                 folder.rmdir()
 
 
+def recover(target: Path) -> None:
+    """Mend what a change in place leaves if it is killed at its end: a bundle that was moved aside, a folder beside it."""
+    work = WorkFolder(target, "")
+    moved = work.path / "replaced"
+    with _in_words(work.path):
+        if not target.exists() and moved.is_dir():
+            moved.rename(target)
+        if work.path.is_dir() and (target / MANIFEST).is_file():
+            mark = work.path / "fingerprint"  # which is gone if it was killed while it tidied up
+            if not mark.is_file() or read_manifest(target).get("fingerprint") == mark.read_text():
+                work.sweep()
+
+
 def refuse_target(target: Path, fingerprint: str, *, overwrite: bool) -> bool:
     """Whether the target already is the result of this very merge.
 

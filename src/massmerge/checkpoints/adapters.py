@@ -55,6 +55,11 @@ class AdapterExpert:
     base: Base
     warnings: list[str] = field(default_factory=list)
 
+    @property
+    def form(self) -> str:
+        """An update of the base."""
+        return "adapter"
+
     def names(self) -> set[str]:
         """The tensors that the adapter updates or replaces."""
         return set(self.pairs) | set(self.whole) | set(self._biases)

@@ -56,6 +56,11 @@ class Expert(Protocol):
         ...
 
     @property
+    def form(self) -> str:
+        """What it was stored as: `full` or `adapter`."""
+        ...
+
+    @property
     def head(self) -> HeadParts | None:
         """Its head, if it carries one."""
         ...
@@ -88,6 +93,11 @@ class FullExpert:
     readings: dict[str, Reading]
     head: HeadParts | None
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def form(self) -> str:
+        """A checkpoint of its own."""
+        return "full"
 
     def names(self) -> set[str]:
         """Every tensor of the backbone that the expert's class has."""

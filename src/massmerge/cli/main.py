@@ -15,6 +15,8 @@ import massmerge
 VERBS = {
     "plan": "What a merge of RECIPE would do: tasks, ranks, bytes, memory, time, problems.",
     "merge": "Merge the experts of RECIPE into the bundle OUT.",
+    "add": "Add tasks to BUNDLE; the experts of its other tasks are not needed.",
+    "remove": "Remove TASKS from BUNDLE; the others stay as they are, and no expert is needed.",
     "predict": "Answer INPUTS with BUNDLE: text, image files, folders, .txt, .csv, .jsonl, .parquet, or - for lines on "
     "standard input.",
     "generate": "Write answers to PROMPTS with BUNDLE: text, files, folders, .csv, .jsonl, .parquet, or - for lines on "

@@ -21,7 +21,11 @@ def plan(recipe: str, tensors: bool, strict: bool, as_json: bool, quiet: bool) -
 
     Reads configurations and headers only; no weight is read, nothing but these is downloaded.
     """
-    made = make_plan(recipe)
+    show_plan(make_plan(recipe), tensors=tensors, strict=strict, as_json=as_json, quiet=quiet)
+
+
+def show_plan(made: Plan, *, tensors: bool, strict: bool, as_json: bool, quiet: bool) -> None:
+    """Print a plan and its problems; where they forbid the merge, the exit code is 2."""
     if as_json:
         print_json(made.to_dict())
     elif not quiet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ class HeadSource:
     store: Store | None = None
     make: Callable[[], dict[str, Tensor]] | None = None
     """Computes the tensors of a head made of texts, when it is written."""
+    folder: Path | None = None
+    """Where a bundle keeps it already."""
 
 
 def find_head(
@@ -138,7 +141,9 @@ def _refuse_label_count(labels: tuple[str, ...], size: int) -> None:
 
 def write_head(folder: Path, head: HeadSource) -> None:
     """Write a head as a folder: its tensors, the class that runs them or the linear layer's options, and the labels."""
-    if head.kind != "none":
+    if head.kind != "none" and head.folder is not None:
+        shutil.copytree(head.folder, folder / "head")
+    elif head.kind != "none":
         target = folder / "head"
         target.mkdir()
         if head.parts is not None:

@@ -1,0 +1,53 @@
+"""`mass add`: tasks more for a bundle, without the experts of the others."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import click
+
+from massmerge.changing import add as run_add
+from massmerge.changing import prepare_addition
+from massmerge.cli.common import verb
+from massmerge.cli.merged import change_options, run_shown, show_written
+from massmerge.cli.plan import show_plan
+from massmerge.errors import InputError
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(file_okay=False))
+@click.argument("tasks", nargs=-1, required=True, metavar="TASK=EXPERT... | FILE.yaml")
+@change_options
+@verb
+def add(
+    bundle: str, tasks: tuple[str, ...], out: str | None, workers: int | None, overwrite: bool, strict: bool,
+    dry_run: bool, as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Add tasks to BUNDLE; the experts of its other tasks are not needed.
+
+    Each is TASK=EXPERT, a name and a folder, file or hub id. A YAML file with `tasks:` as in a recipe gives heads and labels
+    too.
+    """
+    given = _given(tasks)
+    if dry_run:
+        made = prepare_addition(bundle, given, download=False).plan
+        show_plan(made, tensors=False, strict=strict, as_json=as_json, quiet=quiet)
+    else:
+        work = partial(run_add, bundle, given, out=out, workers=workers, overwrite=overwrite, strict=strict)
+        show_written(out or bundle, run_shown(work, quiet=quiet or as_json), as_json=as_json, quiet=quiet)
+
+
+def _given(tasks: tuple[str, ...]) -> dict[str, str] | Path:
+    """The tasks of the command line, or the file that describes them."""
+    if len(tasks) == 1 and Path(tasks[0]).suffix in (".yaml", ".yml"):
+        return Path(tasks[0])
+    found: dict[str, str] = {}
+    for entry in tasks:
+        name, equals, expert = entry.partition("=")
+        if not equals or not name or not expert:
+            raise InputError(f"{entry!r}: write TASK=EXPERT, or give one YAML file that describes the tasks.")
+        if name in found:
+            raise InputError(f"two tasks are called {name!r}: give each its own name.")
+        found[name] = expert
+    return found

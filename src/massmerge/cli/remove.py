@@ -1,0 +1,34 @@
+"""`mass remove`: tasks less for a bundle."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import click
+
+from massmerge.changing import prepare_removal
+from massmerge.changing import remove as run_remove
+from massmerge.cli.common import verb
+from massmerge.cli.merged import change_options, run_shown, show_written
+from massmerge.cli.plan import show_plan
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(file_okay=False))
+@click.argument("tasks", nargs=-1, required=True, metavar="TASK...")
+@change_options
+@verb
+def remove(
+    bundle: str, tasks: tuple[str, ...], out: str | None, workers: int | None, overwrite: bool, strict: bool,
+    dry_run: bool, as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Remove TASKS from BUNDLE; the others stay as they are, and no expert is needed.
+
+    What a budget would give the others now is not in the bundle: that takes a merge of their experts.
+    """
+    if dry_run:
+        made = prepare_removal(bundle, tasks).plan
+        show_plan(made, tensors=False, strict=strict, as_json=as_json, quiet=quiet)
+    else:
+        work = partial(run_remove, bundle, tasks, out=out, workers=workers, overwrite=overwrite, strict=strict)
+        show_written(out or bundle, run_shown(work, quiet=quiet or as_json), as_json=as_json, quiet=quiet)
