@@ -45,6 +45,7 @@ demo: setup
 bench: setup
 	$(BIN)/python benchmarks/factoring.py
 	$(BIN)/python benchmarks/merge_cost.py
+	$(BIN)/python benchmarks/add_cost.py
 	$(BIN)/python benchmarks/answer_cost.py
 
 # The site, in `site/`.

@@ -93,7 +93,9 @@ def add(
     """
     workers = workers_or_all(workers)
     prepared = prepare_addition(bundle, tasks, folder=folder, workers=workers)
-    return _carry_out(prepared, out, workers, overwrite, strict, progress, planned)
+    return carry_out(
+        prepared, out, workers=workers, overwrite=overwrite, strict=strict, progress=progress, planned=planned
+    )
 
 
 def remove(
@@ -128,7 +130,9 @@ def remove(
     """
     workers = workers_or_all(workers)
     prepared = prepare_removal(bundle, tasks, workers=workers)
-    return _carry_out(prepared, out, workers, overwrite, strict, progress, planned)
+    return carry_out(
+        prepared, out, workers=workers, overwrite=overwrite, strict=strict, progress=progress, planned=planned
+    )
 
 
 def prepare_addition(
@@ -192,27 +196,3 @@ def _open(bundle: str | Path) -> Bundle:
     """The bundle, whose every file is looked at: damage must not be carried over under new checksums."""
     recover(Path(bundle).resolve())
     return Bundle(bundle)
-
-
-def _carry_out(
-    prepared: Prepared,
-    out: str | Path | None,
-    workers: int,
-    overwrite: bool,
-    strict: bool,
-    progress: Progress | None,
-    planned: Callable[[Prepared], None],
-) -> Path:
-    assert prepared.bundled is not None
-    own = prepared.bundled.bundle.path
-    target = own if out is None else Path(out)
-    in_place = target.resolve() == own.resolve()
-    return carry_out(
-        prepared,
-        target,
-        workers=workers,
-        overwrite=overwrite or in_place,
-        strict=strict,
-        progress=progress,
-        planned=planned,
-    )

@@ -115,7 +115,7 @@ def workers_or_all(workers: int | None) -> int:
 
 def carry_out(
     prepared: Prepared,
-    out: str | Path,
+    out: str | Path | None,
     *,
     workers: int,
     overwrite: bool = False,
@@ -123,8 +123,12 @@ def carry_out(
     progress: Progress | None = None,
     planned: Callable[[Prepared], None] = lambda prepared: None,
 ) -> Path:
-    """Do what has been planned; see `merge`."""
-    progress, target = progress or Silent(), Path(out).resolve()
+    """Do what has been planned; see `merge`. With no `out`, the bundle that tasks are taken from is replaced."""
+    progress = progress or Silent()
+    own = prepared.bundled.bundle.path.resolve() if prepared.bundled else None
+    target = own if out is None else Path(out).resolve()
+    assert target is not None, "only a bundle can be changed in place"
+    overwrite = overwrite or target == own
     refused = prepared.plan.problems if strict else prepared.plan.errors
     if refused:
         raise problems_error(refused)
