@@ -9,7 +9,7 @@ import torch
 import transformers as tf
 import yaml
 from click.testing import CliRunner
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import massmerge
 from commands import mass
@@ -209,6 +209,25 @@ def test_shared_labels_of_a_removed_task_go_with_it(tmp_path):
     assert Bundle(out).recipe.shared_labels == [["a/LABEL_1", "c/LABEL_1"]]
 
 
+def test_labels_that_were_shared_through_a_removed_task_stay_shared(tmp_path):
+    groups = [["a/LABEL_0", "b/LABEL_0"], ["c/LABEL_1", "a/LABEL_0"]]
+    write_family(tmp_path, "bert", TASKS)
+    recipe = write_recipe(tmp_path, list("abc"))
+    recipe.write_text(yaml.safe_dump({**yaml.safe_load(recipe.read_text()), "shared_labels": groups}))
+    out = massmerge.merge(recipe, tmp_path / "out")
+    massmerge.remove(out, "a")
+    assert Bundle(out).recipe.shared_labels == [["b/LABEL_0", "c/LABEL_1"]]
+
+
+def test_experts_given_from_another_folder_are_found_again(tmp_path):
+    _, part = bundles(tmp_path / "first")
+    (tmp_path / "second").mkdir()
+    shutil.move(tmp_path / "first" / "c", tmp_path / "second" / "new")
+    massmerge.add(part, {"c": "new"}, folder=tmp_path / "second")
+    assert Bundle(part).tasks[2].source == str(tmp_path / "second" / "new")
+    assert verify_bundle(part, experts=True, folder=tmp_path / "first").ok
+
+
 def test_the_last_task_answers_everything(tmp_path):
     whole, _ = bundles(tmp_path)
     massmerge.remove(whole, ["a", "c"])
@@ -257,12 +276,16 @@ def test_a_file_describes_heads_and_labels_of_new_tasks(tmp_path):
     (tmp_path / "more").mkdir()
     shutil.move(tmp_path / "c", tmp_path / "more" / "c")
     labels = ["one", "two", "three", "four"]
-    text = {"tasks": [{"name": "c", "expert": "c", "labels": labels}], "shared_labels": [["a/LABEL_0", "c/one"]]}
+    save_file({"weight": torch.randn(2, 32)}, tmp_path / "more" / "head.safetensors")
+    head = {"weights": "head.safetensors", "labels": ["no", "yes"]}
+    tasks = [{"name": "c", "expert": "c", "labels": labels}, {"name": "d", "expert": "c", "head": head}]
+    text = {"tasks": tasks, "shared_labels": [["a/LABEL_0", "c/one"]]}
     (tmp_path / "more" / "more.yaml").write_text(yaml.safe_dump(text))
     done = run("add", part, tmp_path / "more" / "more.yaml")
     assert done.exit_code == 0, done.output
     bundle = Bundle(part)
-    assert bundle.tasks[2].labels == tuple(labels) and bundle.recipe.shared_labels == [["a/LABEL_0", "c/one"]]
+    assert [t.labels for t in bundle.tasks[2:]] == [tuple(labels), ("no", "yes")]
+    assert bundle.recipe.shared_labels == [["a/LABEL_0", "c/one"]]
 
 
 # What cannot be done is said, and nothing is written
@@ -348,6 +371,47 @@ def test_an_adapter_without_the_language_head_that_the_bundle_lacks_is_refused(t
         massmerge.add(part, {"c": "c"}, folder=tmp_path)
 
 
+def test_a_base_that_is_kept_by_reference_and_has_changed_is_refused(tmp_path):
+    whole, _ = bundles(tmp_path, merge={"base": "by_reference"})
+    rewrite(tmp_path / "base", lambda state: {name: tensor + 0.1 for name, tensor in state.items()})
+    with pytest.raises(InputError, match="has changed since the merge"):
+        massmerge.remove(whole, "b")
+    shutil.rmtree(tmp_path / "base")
+    with pytest.raises(InputError, match="is kept by reference, and is not to be had"):
+        massmerge.remove(whole, "b")
+    assert [t.name for t in Bundle(whole).tasks] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("place", ["all/tasks/inside", "all/inside"])
+def test_a_target_inside_of_the_bundle_is_refused(refusing, place):
+    before = contents(refusing)
+    with pytest.raises(InputError, match="lies inside of the bundle"):
+        massmerge.remove(refusing / "all", "b", out=refusing / place)
+    assert contents(refusing) == before
+
+
+def test_who_stands_in_the_bundle_is_sent_elsewhere(refusing, monkeypatch):
+    monkeypatch.chdir(refusing / "all" / "tasks")
+    done = run("remove", "..", "b")
+    assert done.exit_code == 2 and "you stand in it" in done.stderr
+    assert len(Bundle(refusing / "all").tasks) == 3
+
+
+@pytest.mark.parametrize(
+    ("tasks", "words"),
+    [
+        ({}, "no task to add is named"),
+        ({"c": ""}, "c: give the name and the expert"),
+        (["c=c"], "a mapping of names to experts"),
+        ({"a b": "c"}, "is no folder name"),
+    ],
+    ids=["none", "no expert", "a list", "a name"],
+)
+def test_wrong_kinds_of_tasks_are_told(refusing, tasks, words):
+    with pytest.raises(InputError, match=words):
+        massmerge.add(refusing / "two", tasks)
+
+
 # Killed on the way
 
 
@@ -397,3 +461,24 @@ def test_two_changes_at_once_are_refused(tmp_path):
 
     massmerge.remove(whole, "c", progress=Meddling(), workers=1)
     assert [t["name"] for t in read_manifest(whole)["tasks"]] == ["a", "b"]
+
+
+@pytest.mark.parametrize("out", [None, "elsewhere"])
+def test_a_bundle_that_changes_after_it_was_opened_is_not_changed_again(tmp_path, out):
+    whole, _ = bundles(tmp_path)
+    with pytest.raises(MassError, match="another command has changed it meanwhile"):
+        massmerge.remove(whole, "c", out=out and tmp_path / out, planned=lambda _: massmerge.remove(whole, "b"))
+    assert [t.name for t in Bundle(whole).tasks] == ["a", "c"]
+    assert not list(tmp_path.glob(".*.partial")) and not (tmp_path / "elsewhere").exists()
+
+
+def test_a_bundle_that_was_moved_aside_is_no_free_place_for_another(tmp_path):
+    whole, part = bundles(tmp_path)
+    before = contents(whole)
+    (tmp_path / ".all.partial").mkdir()
+    whole.rename(tmp_path / ".all.partial" / "replaced")
+    with pytest.raises(InputError, match="a command that was replacing it was killed"):
+        massmerge.load(whole)
+    with pytest.raises(InputError, match="is a bundle of another recipe"):
+        massmerge.remove(part, "a", out=whole)
+    assert contents(whole) == before

@@ -102,15 +102,25 @@ def base_sha256(base: Base) -> str:
 
 def _referenced_base(bundle: Bundle, folder: Path, *, check: bool) -> tuple[PreTrainedModel, set[str]]:
     """The base from where the manifest says that it lies."""
-    said = bundle.manifest["base"]
     config = AutoConfig.from_pretrained(folder)
+    base = referenced_base(bundle, config, check=check)
+    return _filled(base, config), set(base.slots)
+
+
+def referenced_base(bundle: Bundle, config: PretrainedConfig, *, check: bool) -> Base:
+    """The base that a bundle refers to, opened where its manifest says.
+
+    Raises:
+        InputError: it is not there, or (with `check`) is not the one that was merged.
+    """
+    said = bundle.manifest["base"]
     try:
         base = narrow(open_base(find_source(said["location"], Path(), download=True)), build(config, said["class"]))
     except InputError as error:
         raise InputError(f"{bundle.path}: its base is kept by reference, and is not to be had: {error}") from None
     if check and base_sha256(base) != said["sha256"]:
         raise InputError(f"{bundle.path}: its base, {said['location']}, has changed since the merge. Merge again.")
-    return _filled(base, config), set(base.slots)
+    return base
 
 
 def make_fixed(

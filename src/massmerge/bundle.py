@@ -20,6 +20,7 @@ from massmerge.tensorfile import TensorInfo, read_header, read_tensor
 
 FORMAT_VERSION = 1
 MANIFEST = "mass.json"
+MOVED = "replaced"  # where a work folder keeps a bundle that is about to be replaced
 STATISTICS = "statistics.safetensors"
 FIXED = "fixed.safetensors"
 ROUTER = "router.safetensors"
@@ -27,6 +28,11 @@ BASE_WEIGHTS = "base/model.safetensors"
 GENERATION_CONFIG = "generation_config.json"
 _CHUNK = 1 << 20
 _LOADED = ("base", "processor", "tasks")
+
+
+def work_folder(target: Path) -> Path:
+    """The folder beside a bundle in which merges work."""
+    return target.parent / f".{target.name}.partial"
 
 
 def file_sha256(path: Path) -> str:
@@ -82,6 +88,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     if not folder.is_dir():
+        moved = work_folder(folder) / MOVED
+        if moved.is_dir():
+            raise InputError(
+                f"{folder}: a command that was replacing it was killed; what was there is in {moved}. Run it again."
+            )
         raise InputError(f"{folder}: no such folder.")
     if not path.is_file():
         raise InputError(f"{folder}: not a bundle (no {MANIFEST} in it). `mass merge recipe.yaml {folder}` makes one.")

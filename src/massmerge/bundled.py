@@ -9,8 +9,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from massmerge.bundle import BASE_WEIGHTS, ROUTER, Bundle, BundleTask
-from massmerge.checkpoints import Base, HeadParts, LowRank, Source, find_source, narrow, open_base
+from massmerge.base_model import referenced_base
+from massmerge.bundle import BASE_WEIGHTS, ROUTER, Bundle, BundleTask, read_manifest
+from massmerge.checkpoints import Base, HeadParts, LowRank, Source
 from massmerge.checkpoints.backbone import language_class, load_config
 from massmerge.checkpoints.skeleton import build
 from massmerge.deltas import Kept
@@ -96,19 +97,26 @@ class Bundled:
         self.bundle = bundle
         self.tasks = [task for task in bundle.tasks if tasks is None or task.name in tasks]
 
+    def changed(self) -> bool:
+        """Whether the bundle is no longer the one that was opened, so that what is read of it does not fit together."""
+        try:
+            return bool(read_manifest(self.bundle.path)["sha256"] != self.bundle.manifest["sha256"])
+        except InputError:
+            return True
+
     @property
     def names(self) -> set[str]:
         """The tasks that are taken over."""
         return {task.name for task in self.tasks}
 
-    def open_base(self, *, download: bool) -> Base:
+    def open_base(self) -> Base:
         """The base, from the bundle or from where it refers to; it is the part that its tasks are versions of."""
-        folder, said = self.bundle.path / "base", self.bundle.manifest["base"]
-        inside = Source(said["source"], folder, said["revision"])
-        skeleton = build(load_config(inside), said["class"])
+        said = self.bundle.manifest["base"]
+        inside = Source(said["source"], self.bundle.path / "base", said["revision"])
+        config = load_config(inside)
         if BASE_WEIGHTS not in self.bundle.manifest["files"]:
-            return narrow(open_base(find_source(said["location"], Path(), download=download)), skeleton)
-        store = inside.store()
+            return referenced_base(self.bundle, config, check=True)
+        skeleton, store = build(config, said["class"]), inside.store()
         return Base(inside, skeleton, store, skeleton.match(store.infos).readings)
 
     def experts(self) -> dict[str, BundledExpert]:

@@ -12,6 +12,7 @@ from massmerge import yamlfile
 from massmerge.bundle import Bundle
 from massmerge.bundled import Bundled
 from massmerge.errors import InputError
+from massmerge.heads.text import template_sets
 from massmerge.merging import Progress, carry_out, workers_or_all
 from massmerge.prepare import Prepared, prepare
 from massmerge.recipe import Recipe, TaskRecipe, names_differ
@@ -35,16 +36,19 @@ class Addition(Part):
         return yamlfile.parse(cls, yamlfile.read_text(Path(path), "file of tasks"), str(path), "file of tasks")
 
     @classmethod
-    def of(cls, experts: Mapping[str, str]) -> Addition:
+    def of(cls, experts: Mapping[str, str | Path]) -> Addition:
         """Tasks that are given by their names and experts alone.
 
         Raises:
             InputError: none is given, or a name cannot be one.
         """
-        if not experts:
-            raise InputError("no task to add is named. Give its name and its expert.")
+        if not isinstance(experts, Mapping):
+            raise InputError("tasks to add are a mapping of names to experts, or the path of a YAML file.")
+        missing = [name for name, expert in experts.items() if not str(expert)]
+        if not experts or missing:
+            raise InputError(f"{', '.join(missing) or 'no task to add is named'}: give the name and the expert.")
         try:
-            return cls(tasks=[TaskRecipe(name=name, expert=expert) for name, expert in experts.items()])
+            return cls(tasks=[TaskRecipe(name=str(name), expert=str(expert)) for name, expert in experts.items()])
         except ValidationError as error:
             raise InputError(
                 "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
@@ -58,7 +62,7 @@ class Addition(Part):
 
 def add(
     bundle: str | Path,
-    tasks: Mapping[str, str] | Addition | str | Path,
+    tasks: Mapping[str, str | Path] | Addition | str | Path,
     *,
     out: str | Path | None = None,
     folder: str | Path | None = None,
@@ -137,7 +141,7 @@ def remove(
 
 def prepare_addition(
     bundle: str | Path,
-    tasks: Mapping[str, str] | Addition | str | Path,
+    tasks: Mapping[str, str | Path] | Addition | str | Path,
     *,
     folder: str | Path | None = None,
     workers: int = 2,
@@ -156,19 +160,41 @@ def prepare_addition(
             f"{bundle}: has {', '.join(twice)} already. Give another name, or take it out first: "
             f"`mass remove {bundle} {' '.join(twice)}`."
         )
+    place = Path(folder or ".")
+    new = given.tasks if _paths_start_here(opened.recipe, place) else [_anchored(t, place) for t in given.tasks]
     recipe = opened.recipe.model_copy(
         update={
-            "tasks": [*opened.recipe.tasks, *given.tasks],
+            "tasks": [*opened.recipe.tasks, *new],
             "shared_labels": [*opened.recipe.shared_labels, *given.shared_labels],
         }
     )
-    return prepare(recipe, Path(folder or "."), download=download, workers=workers, bundled=Bundled(opened))
+    return prepare(recipe, place, download=download, workers=workers, bundled=Bundled(opened))
+
+
+def _paths_start_here(recipe: Recipe, folder: Path) -> bool:
+    """Whether this is the folder that the relative paths of a bundle's recipe start from, as far as one can tell."""
+    named = [recipe.base, *(task.expert for task in recipe.tasks)]
+    return any((folder / Path(text).expanduser()).exists() for text in named)
+
+
+def _anchored(task: TaskRecipe, folder: Path) -> TaskRecipe:
+    """A task whose relative paths are absolute: those of the other tasks start from another folder, and a bundle has one."""
+
+    def found(value: object) -> object:
+        path = folder / Path(value).expanduser() if isinstance(value, str) and value else None
+        return str(path.resolve()) if path is not None and path.exists() else value
+
+    head = task.head
+    if head is not None:
+        # The name of a set of templates is no path, whatever lies in the folder.
+        head = head.model_copy(update={k: v if str(v) in template_sets() else found(v) for k, v in head})
+    return task.model_copy(update={"expert": found(task.expert), "labels": found(task.labels), "head": head})
 
 
 def prepare_removal(bundle: str | Path, tasks: str | Sequence[str], *, workers: int = 2) -> Prepared:
     """Open a bundle and plan it without some of its tasks; see `remove`."""
     opened = _open(bundle)
-    gone = {tasks} if isinstance(tasks, str) else set(tasks)
+    gone = {tasks} if isinstance(tasks, str) else set(map(str, tasks))
     names = [task.name for task in opened.tasks]
     unknown = sorted(gone - set(names))
     if unknown:
@@ -183,13 +209,23 @@ def prepare_removal(bundle: str | Path, tasks: str | Sequence[str], *, workers: 
 
 def _without(recipe: Recipe, gone: set[str]) -> Recipe:
     """A recipe without some tasks; a label that was shared with theirs alone is shared no longer."""
-    groups = [[name for name in group if name.partition("/")[0] not in gone] for group in recipe.shared_labels]
+    groups = [[n for n in group if n.partition("/")[0] not in gone] for group in _joined(recipe.shared_labels)]
     return recipe.model_copy(
         update={
             "tasks": [task for task in recipe.tasks if task.name not in gone],
             "shared_labels": [group for group in groups if len(group) > 1],
         }
     )
+
+
+def _joined(groups: list[list[str]]) -> list[list[str]]:
+    """Groups of labels with those put together that have one in common, for they mean the same as well."""
+    joined: list[list[str]] = []
+    for group in groups:
+        meeting = [other for other in joined if set(other) & set(group)]
+        joined = [other for other in joined if other not in meeting]
+        joined.append(list(dict.fromkeys(name for part in (*meeting, group) for name in part)))
+    return joined
 
 
 def _open(bundle: str | Path) -> Bundle:

@@ -31,7 +31,7 @@ from massmerge.plan import TensorPlan
 from massmerge.prepare import Prepared, prepare, recipe_and_folder
 from massmerge.recipe import LinearHead, Recipe, TaskRecipe, TextHead
 from massmerge.static_parts import StaticParts
-from massmerge.workfolder import WorkFolder, refuse_target
+from massmerge.workfolder import WorkFolder, recover, refuse_target
 
 
 class Progress(Protocol):
@@ -128,7 +128,10 @@ def carry_out(
     own = prepared.bundled.bundle.path.resolve() if prepared.bundled else None
     target = own if out is None else Path(out).resolve()
     assert target is not None, "only a bundle can be changed in place"
+    if own in target.parents:
+        raise InputError(f"{target}: lies inside of the bundle. Choose another target.")
     overwrite = overwrite or target == own
+    recover(target)
     refused = prepared.plan.problems if strict else prepared.plan.errors
     if refused:
         raise problems_error(refused)
@@ -143,15 +146,27 @@ def carry_out(
     try:
         with work.opened(), mapped_buffers():
             refuse_target(target, fingerprint, overwrite=overwrite)  # another merge may have published meanwhile
+            _refuse_changed(prepared, work)
             _Run(prepared, work, progress).run(workers)
             _tell(findings(prepared, work), progress, strict=strict)
             progress.phase("writing …")
             _assemble(prepared, work, fingerprint)
+            _refuse_changed(prepared, work)
             work.publish()
     except InputError:
         work.discard()  # nothing of a merge with wrong input is worth resuming
+        _refuse_changed(prepared, work)  # which would explain the fault better
         raise
     return target
+
+
+def _refuse_changed(prepared: Prepared, work: WorkFolder) -> None:
+    """Raise an error if the bundle that tasks are taken from is another one by now; nothing of this merge fits it."""
+    if prepared.bundled is not None and prepared.bundled.changed():
+        work.discard()
+        raise MassError(
+            f"{prepared.bundled.bundle.path}: another command has changed it meanwhile. Run this one again."
+        )
 
 
 def _assemble(prepared: Prepared, work: WorkFolder, fingerprint: str) -> None:

@@ -111,7 +111,10 @@ def prepare(
         task.name: attempt(f"task {task.name}", partial(find_source, task.expert, folder, download=download))
         for task in tasks
     }
-    base = attempt("base", lambda: _open_base(recipe, folder, bundled, download=download))
+    base = attempt(
+        "base",
+        bundled.open_base if bundled else lambda: open_base(find_source(recipe.base, folder, download=download)),
+    )
     if base is None:
         raise problems_error(problems)
     tower = _text_tower(recipe, tasks, folder, None if bundled else base, attempt, download=download)
@@ -144,12 +147,6 @@ def prepare(
     prepared = Prepared(recipe, folder, base, experts, heads, processor, base_head, bundled)
     prepared.plan = _plan(prepared, problems, workers)
     return prepared
-
-
-def _open_base(recipe: Recipe, folder: Path, bundled: Bundled | None, *, download: bool) -> Base:
-    if bundled is not None:
-        return bundled.open_base(download=download)
-    return open_base(find_source(recipe.base, folder, download=download))
 
 
 def _text_tower(

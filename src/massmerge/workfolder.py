@@ -4,6 +4,7 @@
   fingerprint     what is being merged; a different merge starts anew
   lock            held while a merge runs
   parts/          one file a finished tensor, written under another name and renamed
+  replaced/       the bundle that was at the target, until the result is there
   result/         what the parts are put together to, renamed to the target when complete
 """
 
@@ -19,7 +20,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from massmerge.bundle import MANIFEST, find_damage, read_manifest
+from massmerge.bundle import MANIFEST, MOVED, find_damage, read_manifest, work_folder
 from massmerge.errors import InputError, MassError, listing
 from massmerge.tensorfile import TensorInfo, read_header, write_tensors
 
@@ -29,7 +30,7 @@ class WorkFolder:
 
     def __init__(self, target: Path, fingerprint: str) -> None:
         self.target = target
-        self.path = target.parent / f".{target.name}.partial"
+        self.path = work_folder(target)
         self.result = self.path / "result"
         self._parts = self.path / "parts"
         self._fingerprint = fingerprint
@@ -82,7 +83,7 @@ class WorkFolder:
 
     def publish(self) -> None:
         """Make the complete result the target; an older one is moved aside first and then removed."""
-        old = self.path / "replaced"
+        old = self.path / MOVED
         shutil.rmtree(old, ignore_errors=True)
         if self.target.exists():
             self.target.rename(old)
@@ -105,16 +106,22 @@ class WorkFolder:
 
 
 def recover(target: Path) -> None:
-    """Mend what a change in place leaves if it is killed at its end: a bundle that was moved aside, a folder beside it."""
+    """Mend what a merge leaves that is killed while it replaces its target: a bundle moved aside, a folder beside it.
+
+    While another merge holds that folder, nothing is done.
+    """
     work = WorkFolder(target, "")
-    moved = work.path / "replaced"
-    with _in_words(work.path):
+    if not work.path.is_dir():
+        return
+    with _in_words(work.path), suppress(Timeout), FileLock(work.path / "lock", timeout=0):
+        moved, mark = work.path / MOVED, work.path / "fingerprint"
         if not target.exists() and moved.is_dir():
             moved.rename(target)
-        if work.path.is_dir() and (target / MANIFEST).is_file():
-            mark = work.path / "fingerprint"  # which is gone if it was killed while it tidied up
-            if not mark.is_file() or read_manifest(target).get("fingerprint") == mark.read_text():
-                work.sweep()
+        # The mark is gone if it was killed while it tidied up.
+        elif (target / MANIFEST).is_file() and (
+            not mark.is_file() or read_manifest(target).get("fingerprint") == mark.read_text()
+        ):
+            work.discard()
 
 
 def refuse_target(target: Path, fingerprint: str, *, overwrite: bool) -> bool:

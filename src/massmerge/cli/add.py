@@ -10,7 +10,7 @@ import click
 from massmerge.changing import add as run_add
 from massmerge.changing import prepare_addition
 from massmerge.cli.common import verb
-from massmerge.cli.merged import change_options, run_shown, show_written
+from massmerge.cli.merged import change_options, refuse_inside, run_shown, show_written
 from massmerge.cli.plan import show_plan
 from massmerge.errors import InputError
 
@@ -34,19 +34,22 @@ def add(
         made = prepare_addition(bundle, given, download=False).plan
         show_plan(made, tensors=False, strict=strict, as_json=as_json, quiet=quiet)
     else:
+        refuse_inside(out or bundle)
         work = partial(run_add, bundle, given, out=out, workers=workers, overwrite=overwrite, strict=strict)
         show_written(out or bundle, run_shown(work, quiet=quiet or as_json), as_json=as_json, quiet=quiet)
 
 
 def _given(tasks: tuple[str, ...]) -> dict[str, str] | Path:
     """The tasks of the command line, or the file that describes them."""
-    if len(tasks) == 1 and Path(tasks[0]).suffix in (".yaml", ".yml"):
+    if len(tasks) == 1 and Path(tasks[0]).suffix.lower() in (".yaml", ".yml"):
         return Path(tasks[0])
     found: dict[str, str] = {}
     for entry in tasks:
         name, equals, expert = entry.partition("=")
         if not equals or not name or not expert:
-            raise InputError(f"{entry!r}: write TASK=EXPERT, or give one YAML file that describes the tasks.")
+            raise InputError(
+                f"{entry!r}: write TASK=EXPERT, or give one file that describes the tasks and ends in .yaml."
+            )
         if name in found:
             raise InputError(f"two tasks are called {name!r}: give each its own name.")
         found[name] = expert

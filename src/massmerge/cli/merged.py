@@ -13,7 +13,7 @@ from massmerge.assemble_static import HEADS
 from massmerge.bundle import Bundle, read_manifest
 from massmerge.cli.common import BarProgress, print_json, print_problems, seconds, size
 from massmerge.cli.plan import describe
-from massmerge.errors import MassError
+from massmerge.errors import InputError, MassError
 from massmerge.prepare import Prepared
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -33,6 +33,12 @@ def change_options(function: _F) -> _F:
     for option in reversed(options):
         function = option(function)
     return function
+
+
+def refuse_inside(target: str) -> None:
+    """Raise an error if the current folder would be replaced: a shell would stand in a folder that is no more."""
+    if Path.cwd().is_relative_to(Path(target).resolve()):
+        raise InputError(f"{target}: is replaced as a whole, and you stand in it. Go to another folder first.")
 
 
 def run_shown(work: Callable[..., Path], *, quiet: bool) -> dict[str, object]:

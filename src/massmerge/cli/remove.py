@@ -9,7 +9,7 @@ import click
 from massmerge.changing import prepare_removal
 from massmerge.changing import remove as run_remove
 from massmerge.cli.common import verb
-from massmerge.cli.merged import change_options, run_shown, show_written
+from massmerge.cli.merged import change_options, refuse_inside, run_shown, show_written
 from massmerge.cli.plan import show_plan
 
 
@@ -30,5 +30,6 @@ def remove(
         made = prepare_removal(bundle, tasks).plan
         show_plan(made, tensors=False, strict=strict, as_json=as_json, quiet=quiet)
     else:
+        refuse_inside(out or bundle)
         work = partial(run_remove, bundle, tasks, out=out, workers=workers, overwrite=overwrite, strict=strict)
         show_written(out or bundle, run_shown(work, quiet=quiet or as_json), as_json=as_json, quiet=quiet)
