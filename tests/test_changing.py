@@ -269,6 +269,10 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, monkeypatch):
     assert added.exit_code == removed.exit_code == 0
     assert "3 tasks on base" in added.stdout and '"name": "b"' in removed.stdout
     assert contents(tmp_path) == before
+    (tmp_path / "two" / "notes.txt").write_text("mine")
+    for options in ((), ("--out", "base"), ("--out", "all"), ("--out", "two/inside")):
+        assert run("add", "two", "c=c", *options, "--dry-run").exit_code == 2, options
+    assert run("add", "two", "c=c", "--out", "all", "--overwrite", "--dry-run").exit_code == 0
 
 
 def test_a_file_describes_heads_and_labels_of_new_tasks(tmp_path):

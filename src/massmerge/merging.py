@@ -125,12 +125,7 @@ def carry_out(
 ) -> Path:
     """Do what has been planned; see `merge`. With no `out`, the bundle that tasks are taken from is replaced."""
     progress = progress or Silent()
-    own = prepared.bundled.bundle.path.resolve() if prepared.bundled else None
-    target = own if out is None else Path(out).resolve()
-    assert target is not None, "only a bundle can be changed in place"
-    if own in target.parents:
-        raise InputError(f"{target}: lies inside of the bundle. Choose another target.")
-    overwrite = overwrite or target == own
+    target, overwrite = _target(prepared, out, overwrite=overwrite)
     recover(target)
     refused = prepared.plan.problems if strict else prepared.plan.errors
     if refused:
@@ -167,6 +162,26 @@ def _refuse_changed(prepared: Prepared, work: WorkFolder) -> None:
         raise MassError(
             f"{prepared.bundled.bundle.path}: another command has changed it meanwhile. Run this one again."
         )
+
+
+def check_target(prepared: Prepared, out: str | Path | None, *, overwrite: bool) -> None:
+    """What `carry_out` would say of its target, for a look ahead.
+
+    Raises:
+        InputError: something is there that is not overwritten, or not without being told to.
+    """
+    target, overwrite = _target(prepared, out, overwrite=overwrite)
+    refuse_target(target, "", overwrite=overwrite)
+
+
+def _target(prepared: Prepared, out: str | Path | None, *, overwrite: bool) -> tuple[Path, bool]:
+    """The folder to write, and whether a bundle that is there is replaced, as one that is changed in place always is."""
+    own = prepared.bundled.bundle.path.resolve() if prepared.bundled else None
+    target = own if out is None else Path(out).resolve()
+    assert target is not None, "only a bundle can be changed in place"
+    if own in target.parents:
+        raise InputError(f"{target}: lies inside of the bundle. Choose another target.")
+    return target, overwrite or target == own
 
 
 def _assemble(prepared: Prepared, work: WorkFolder, fingerprint: str) -> None:

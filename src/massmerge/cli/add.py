@@ -13,6 +13,7 @@ from massmerge.cli.common import verb
 from massmerge.cli.merged import change_options, refuse_inside, run_shown, show_written
 from massmerge.cli.plan import show_plan
 from massmerge.errors import InputError
+from massmerge.merging import check_target
 
 
 @click.command()
@@ -31,8 +32,9 @@ def add(
     """
     given = _given(tasks)
     if dry_run:
-        made = prepare_addition(bundle, given, download=False).plan
-        show_plan(made, tensors=False, strict=strict, as_json=as_json, quiet=quiet)
+        prepared = prepare_addition(bundle, given, download=False)
+        check_target(prepared, out, overwrite=overwrite)
+        show_plan(prepared.plan, tensors=False, strict=strict, as_json=as_json, quiet=quiet)
     else:
         refuse_inside(out or bundle)
         work = partial(run_add, bundle, given, out=out, workers=workers, overwrite=overwrite, strict=strict)

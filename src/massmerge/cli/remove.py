@@ -11,6 +11,7 @@ from massmerge.changing import remove as run_remove
 from massmerge.cli.common import verb
 from massmerge.cli.merged import change_options, refuse_inside, run_shown, show_written
 from massmerge.cli.plan import show_plan
+from massmerge.merging import check_target
 
 
 @click.command()
@@ -27,8 +28,9 @@ def remove(
     What a budget would give the others now is not in the bundle: that takes a merge of their experts.
     """
     if dry_run:
-        made = prepare_removal(bundle, tasks).plan
-        show_plan(made, tensors=False, strict=strict, as_json=as_json, quiet=quiet)
+        prepared = prepare_removal(bundle, tasks)
+        check_target(prepared, out, overwrite=overwrite)
+        show_plan(prepared.plan, tensors=False, strict=strict, as_json=as_json, quiet=quiet)
     else:
         refuse_inside(out or bundle)
         work = partial(run_remove, bundle, tasks, out=out, workers=workers, overwrite=overwrite, strict=strict)
