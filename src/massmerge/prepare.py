@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -97,16 +97,7 @@ def prepare(
         workers: how many tensors will be worked on at once.
         bundled: a bundle that gives the base and the tasks it names; sources of the other tasks alone are opened.
     """
-    problems: list[Problem] = []
-    tasks = tasks_besides(recipe, bundled)
-
-    def attempt(where: str, action: Callable[[], _T]) -> _T | None:
-        try:
-            return action()
-        except InputError as error:
-            problems.append(Problem(where, str(error)))
-            return None
-
+    attempt, tasks = _Attempts(), tasks_besides(recipe, bundled)
     sources = {
         task.name: attempt(f"task {task.name}", partial(find_source, task.expert, folder, download=download))
         for task in tasks
@@ -116,37 +107,58 @@ def prepare(
         bundled.open_base if bundled else lambda: open_base(find_source(recipe.base, folder, download=download)),
     )
     if base is None:
-        raise problems_error(problems)
+        raise problems_error(attempt.problems)
     tower = _text_tower(recipe, tasks, folder, None if bundled else base, attempt, download=download)
     if bundled is None:
         base = _narrowed(base, [s for s in sources.values() if s is not None], image=tower is not None)
-    experts: dict[str, Expert] = {**bundled.experts()} if bundled else {}
-    heads = bundled.heads() if bundled else {}
+    given = [(task, source) for task in tasks if (source := sources[task.name]) is not None]
+    experts, heads = _open_tasks(given, base, folder, tower, attempt)
+    if bundled is not None:
+        experts, heads = {**bundled.experts(), **experts}, {**bundled.heads(), **heads}
+        attempt.problems += bundled.problems()
+        processor, base_head = bundled.processor(), attempt("base", partial(bundled.base_head, heads))
+    else:
+        files = attempt("processor", lambda: _processor_files(recipe, folder, base.source, download=download))
+        processor, base_head = files or {}, find_base_head(base, heads.values())
+    attempt.problems += _label_problems(recipe, heads)
+    attempt("router.site", partial(_check_sites, recipe, base))
+    prepared = Prepared(recipe, folder, base, experts, heads, processor, base_head, bundled)
+    prepared.plan = _plan(prepared, attempt.problems, workers)
+    return prepared
+
+
+class _Attempts:
+    """Does things one by one and collects what is wrong with them, so that people are told all of it at once."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def __call__(self, where: str, action: Callable[[], _T]) -> _T | None:
+        try:
+            return action()
+        except InputError as error:
+            self.problems.append(Problem(where, str(error)))
+            return None
+
+
+def _open_tasks(
+    given: Iterable[tuple[TaskRecipe, Source]], base: Base, folder: Path, tower: TextTower | None, attempt: _Attempts
+) -> tuple[dict[str, Expert], dict[str, HeadSource]]:
+    """The experts of tasks whose sources were found, and their heads."""
+    experts: dict[str, Expert] = {}
+    heads: dict[str, HeadSource] = {}
     features = feature_width(base.skeleton.model)
-    for task in tasks:
-        source = sources[task.name]
-        if source is None:
-            continue
+    for task, source in given:
         where = f"task {task.name} ({task.expert})"
         expert = attempt(where, partial(open_expert, source, base))
         if expert is None:
             continue
         experts[task.name] = expert
-        problems += [Problem(where, text, "warning") for text in expert.warnings]
+        attempt.problems += [Problem(where, text, "warning") for text in expert.warnings]
         head = attempt(where, partial(find_head, task, expert, folder, features, tower))
         if head is not None:
             heads[task.name] = head
-    if bundled is not None:
-        problems += bundled.problems()
-        processor, base_head = bundled.processor(), attempt("base", partial(bundled.base_head, heads))
-    else:
-        files = attempt("processor", lambda: _processor_files(recipe, folder, base.source, download=download))
-        processor, base_head = files or {}, find_base_head(base, heads.values())
-    problems += _label_problems(recipe, heads)
-    attempt("router.site", partial(_check_sites, recipe, base))
-    prepared = Prepared(recipe, folder, base, experts, heads, processor, base_head, bundled)
-    prepared.plan = _plan(prepared, problems, workers)
-    return prepared
+    return experts, heads
 
 
 def _text_tower(
@@ -154,7 +166,7 @@ def _text_tower(
     tasks: list[TaskRecipe],
     folder: Path,
     base: Base | None,
-    attempt: Callable[[str, Callable[[], Source]], Source | None],
+    attempt: _Attempts,
     *,
     download: bool,
 ) -> TextTower | None:
