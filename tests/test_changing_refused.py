@@ -32,6 +32,7 @@ KILL_SHARES = (0.05, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
         (("add", "two", "../c=c"), "is no folder name"),
         (("add", "two", "no.yaml"), "no such file of tasks"),
         (("add", "two", "c=other"), "not a fine-tuned version of the base"),
+        (("add", "two", "c=headless"), "task c: brings no head, and the other tasks answer with labels"),
         (("add", "none", "c=c"), "none: no such folder"),
         (("add", "base", "c=c"), "not a bundle"),
         (("add", "static", "c=c"), "a average merge, which is an ordinary checkpoint and no bundle"),
@@ -57,6 +58,7 @@ def refusing(tmp_path_factory):
     folder = tmp_path_factory.mktemp("refusing")
     bundles(folder)
     massmerge.merge(write_recipe(folder, ["a", "b"], method="average"), folder / "static")
+    shifted(FAMILIES["bert"].make_base()).save_pretrained(folder / "headless")
     wide = FAMILIES["bert"]
     wide.expert(wide.make_config(hidden_size=48)).save_pretrained(folder / "other")
     return folder

@@ -115,7 +115,7 @@ def prepare(
     experts, heads = _open_tasks(given, base, folder, tower, attempt)
     if bundled is not None:
         experts, heads = {**bundled.experts(), **experts}, {**bundled.heads(), **heads}
-        attempt.problems += bundled.problems()
+        attempt.problems += bundled.problems(heads)
         processor, base_head = bundled.processor(), attempt("base", partial(bundled.base_head, heads))
     else:
         files = attempt("processor", lambda: _processor_files(recipe, folder, base.source, download=download))
