@@ -11,9 +11,10 @@ import torch
 
 import massmerge
 from massmerge.base_model import base_sha256
-from massmerge.bundle import BASE_WEIGHTS, FIXED, GENERATION_CONFIG, STATISTICS, write_manifest
+from massmerge.bundle import BASE_WEIGHTS, FIXED, STATISTICS, write_manifest
 from massmerge.card import bundle_card
 from massmerge.checkpoints import Source
+from massmerge.checkpoints.pretrained import GENERATION_CONFIG
 from massmerge.deltas import finite
 from massmerge.errors import InputError
 from massmerge.heads import write_head

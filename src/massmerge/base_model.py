@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
-from transformers.utils import logging
+from transformers import PretrainedConfig, PreTrainedModel
 
 from massmerge.bundle import BASE_WEIGHTS, FIXED, Bundle
 from massmerge.checkpoints import Base, find_source, narrow, open_base
+from massmerge.checkpoints.pretrained import model_class, pretrained_config, pretrained_model
 from massmerge.checkpoints.skeleton import Slot, build, from_matrix
 from massmerge.errors import InputError
 from massmerge.routing import FirstPass
@@ -33,28 +31,13 @@ def load_base(bundle: Bundle, touched: set[str], *, check: bool = True) -> PreTr
     """
     folder = bundle.path / "base"
     if BASE_WEIGHTS in bundle.manifest["files"]:
-        kind = getattr(transformers, bundle.manifest["base"]["class"])  # AutoModel leaves CLIP's projection away
-        with _in_silence():
-            model = kind.from_pretrained(folder, dtype=torch.float32).eval()
+        # Of the class that the manifest names: AutoModel leaves CLIP's projection away.
+        model = pretrained_model(model_class(bundle.manifest["base"]["class"]), folder)
         present = set(read_header(bundle.path / BASE_WEIGHTS)) | touched
     else:
         model, names = _referenced_base(bundle, folder, check=check)
         present = names | touched
     return ready_to_run(model, present)
-
-
-@contextmanager
-def _in_silence() -> Iterator[None]:
-    """Without transformers' bar, and without its word on a pooler that no file has, which is dropped again."""
-    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def dense_base(base: Base, touched: set[str]) -> PreTrainedModel:
@@ -102,7 +85,7 @@ def base_sha256(base: Base) -> str:
 
 def _referenced_base(bundle: Bundle, folder: Path, *, check: bool) -> tuple[PreTrainedModel, set[str]]:
     """The base from where the manifest says that it lies."""
-    config = AutoConfig.from_pretrained(folder)
+    config = pretrained_config(folder)
     base = referenced_base(bundle, config, check=check)
     return _filled(base, config), set(base.slots)
 

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from massmerge.checkpoints.backbone import language_class
+from massmerge.checkpoints.pretrained import pretrained_config
 from massmerge.errors import InputError, listing
 from massmerge.linalg import Factors
 from massmerge.recipe import Recipe
@@ -25,7 +26,6 @@ STATISTICS = "statistics.safetensors"
 FIXED = "fixed.safetensors"
 ROUTER = "router.safetensors"
 BASE_WEIGHTS = "base/model.safetensors"
-GENERATION_CONFIG = "generation_config.json"
 _CHUNK = 1 << 20
 _LOADED = ("base", "processor", "tasks")
 
@@ -260,11 +260,9 @@ class Bundle:
     @property
     def writes(self) -> bool:
         """Whether its tasks answer with text: none has labels, and the base generates."""
-        from transformers import AutoConfig
-
         if any(task.labels is not None for task in self.tasks):
             return False
-        return language_class(AutoConfig.from_pretrained(self.path / "base")) is not None
+        return language_class(pretrained_config(self.path / "base")) is not None
 
     @cached_property
     def _base_config(self) -> dict[str, Any]:

@@ -14,11 +14,13 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from massmerge.checkpoints.pretrained import pretrained_image_processor, pretrained_tokenizer
 from massmerge.errors import InputError
 
 MAX_PIXELS = 100_000_000
 _TEXT_LIMIT = 10_000_000  # characters; longer ones would stall the tokenizer before it truncates
 Row = dict[str, Tensor]
+_NAME_ONE = "Name one in the recipe (`processor:`) and merge again, or hand in ready tensors."
 
 
 class InputReader:
@@ -153,20 +155,13 @@ class InputReader:
             InputError: the bundle has none.
         """
         if self._processor is None:
-            from transformers import AutoImageProcessor, AutoTokenizer
-
-            loader = AutoImageProcessor if self.image else AutoTokenizer
             kind = "image processor" if self.image else "tokenizer"
             try:
                 if not self._folder.is_dir():
-                    raise OSError("there is no processor folder")
-                self._processor = loader.from_pretrained(self._folder)
-            except (OSError, ValueError, TypeError, KeyError) as error:
-                reason = str(error).strip().splitlines()[0]
-                raise InputError(
-                    f"the bundle has no {kind} that can be loaded ({reason}). Name one in the recipe (`processor:`) and "
-                    "merge again, or hand in ready tensors."
-                ) from None
+                    raise InputError("there is no processor folder.")
+                self._processor = (pretrained_image_processor if self.image else pretrained_tokenizer)(self._folder)
+            except InputError as error:
+                raise InputError(f"the bundle has no {kind} that can be loaded: {error} {_NAME_ONE}") from None
         return self._processor
 
     # Images

@@ -23,6 +23,7 @@ from massmerge.checkpoints import (
 )
 from massmerge.checkpoints.experts import task_skeleton
 from massmerge.checkpoints.open_clip import OpenClipStore
+from massmerge.checkpoints.pretrained import CONFIGS, refuse_code
 from massmerge.checkpoints.towers import has_towers, vision_tower
 from massmerge.errors import InputError, Problem, problems_error
 from massmerge.heads import HeadSource, find_base_head, find_head
@@ -204,6 +205,8 @@ def _processor_files(recipe: Recipe, folder: Path, base: Source, *, download: bo
     files = {name: path for name in PROCESSOR_FILES if (path := source.file(name)) is not None}
     if recipe.processor is not None and not files:
         raise InputError(f"{recipe.processor}: no tokenizer or image processor in it.")
+    for name, path in files.items():
+        refuse_code(path.parent, (name,) if name in CONFIGS else ())
     return files
 
 

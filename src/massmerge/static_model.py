@@ -16,6 +16,7 @@ from massmerge.answers import Prediction
 from massmerge.assemble_static import HEADS
 from massmerge.base_model import ready_to_run
 from massmerge.bundle import find_damage, read_manifest
+from massmerge.checkpoints.pretrained import pretrained_model
 from massmerge.errors import InputError, listing
 from massmerge.heads.runtime import Head, load_head
 from massmerge.inputs import InputReader
@@ -147,7 +148,7 @@ class StaticModel(OneBackbone):
 
     def _open(self, recipe: Recipe, tasks: list[str]) -> Answering:
         folder = self.path / tasks[0] if self.needs_task else self.path
-        model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+        model = pretrained_model(AutoModel, folder)
         model = ready_to_run(model, set(read_header(folder / "model.safetensors")))
         homes = {task: self.path / task if self.needs_task else self.path / HEADS / task for task in tasks}
         found = {task: load_head(home / "head", model) for task, home in homes.items()}

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from massmerge.checkpoints.open_clip import CONFIG as OPEN_CLIP_CONFIG
 from massmerge.checkpoints.open_clip import OpenClipStore, open_clip_config
+from massmerge.checkpoints.pretrained import GENERATION_CONFIG, pretrained_config, refuse_code
 from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, Slot, build, untie_output
 from massmerge.checkpoints.sources import Source
 from massmerge.checkpoints.stores import Store
@@ -92,11 +92,8 @@ def load_config(source: Source) -> PretrainedConfig:
     path = source.file("config.json")
     if path is None:
         raise InputError(f"{source.text}: has no config.json, so it is not a Hugging Face model folder.")
-    try:
-        return AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
-    except (ValueError, KeyError, TypeError, OSError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split("\n")[:2]).strip()
-        raise InputError(f"{path}: transformers cannot read this configuration ({reason}).") from None
+    refuse_code(path.parent, (GENERATION_CONFIG,))  # which a bundle takes along
+    return pretrained_config(path.parent)
 
 
 def open_base(source: Source) -> Base:

@@ -14,16 +14,14 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
-import transformers
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 from transformers.pytorch_utils import Conv1D
 
+from massmerge.checkpoints.pretrained import empty_model, model_class
 from massmerge.checkpoints.stores import Store
-from massmerge.errors import InputError
 from massmerge.tensorfile import TensorInfo
 
 # Buffers that earlier versions of transformers stored; later ones make them at run time, some under other names.
@@ -252,13 +250,6 @@ def build(config: PretrainedConfig, class_name: str | None = None) -> Skeleton:
     Raises:
         InputError: transformers has no such class, or cannot build it from this configuration.
     """
-    config = deepcopy(config)
-    if class_name is not None and not hasattr(transformers, class_name):
-        raise InputError(f"transformers {transformers.__version__} has no model class {class_name}")
-    try:
-        with torch.device("meta"):
-            model = getattr(transformers, class_name)(config) if class_name else AutoModel.from_config(config)
-    except (ValueError, TypeError, AttributeError, ImportError, RuntimeError, StrictDataclassError) as error:
-        raise InputError(f"transformers cannot build {class_name or config.model_type}: {error}") from None
+    model = empty_model(deepcopy(config), AutoModel if class_name is None else model_class(class_name))
     model.tie_weights()
     return Skeleton(model)

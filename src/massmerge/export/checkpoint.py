@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from massmerge.bundle import GENERATION_CONFIG
+from massmerge.checkpoints.pretrained import GENERATION_CONFIG, pretrained_model
 from massmerge.export.parts import Part
 from massmerge.export.sets import (
     OpenBundle,
@@ -33,7 +33,7 @@ def write_checkpoint(opened: OpenBundle, positions: tuple[int, ...], folder: Pat
     inputs = random_inputs(opened.runtime.base)
     logits = around is not None
     wanted = bundle_output(opened, changes, tasks, inputs, logits=logits)
-    loaded = type(model).from_pretrained(folder, dtype=torch.float32).eval()
+    loaded = pretrained_model(type(model), folder)
     if getattr(model, "pooler", 0) is None:
         loaded.pooler = None  # neither the base nor the task has one
     difference = relative_difference(model_output(loaded, opened.runtime.base, inputs, logits=logits), wanted)

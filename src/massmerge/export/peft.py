@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from massmerge.bundle import BASE_WEIGHTS, Bundle
 from massmerge.checkpoints.adapters import ADAPTER_CONFIG
+from massmerge.checkpoints.pretrained import pretrained_adapter
 from massmerge.checkpoints.skeleton import Skeleton
 from massmerge.errors import InputError
 from massmerge.export.checkpoint import write_head_beside
@@ -78,7 +79,7 @@ def _difference(
     inputs = random_inputs(base)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT warns of tied weights, which the comparison is about
-        loaded = peft.PeftModel.from_pretrained(model, folder).eval()
+        loaded = pretrained_adapter(peft, model, folder)
     found = model_output(loaded, base, inputs, logits=logits)
     return relative_difference(found, bundle_output(opened, changes, [folder.name], inputs, logits=logits))
 

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from massmerge.bundle import Bundle
 from massmerge.checkpoints.backbone import HARMLESS, language_class
+from massmerge.checkpoints.pretrained import pretrained_config
 from massmerge.checkpoints.skeleton import Skeleton, build, untie_output
 from massmerge.errors import InputError
 from massmerge.heads.language import LanguageShell
@@ -148,7 +149,7 @@ def _tied(model: PreTrainedModel) -> list[str]:
 
 def task_config(folder: Path, base: PretrainedConfig) -> PretrainedConfig:
     """The configuration of a task's model; of the backbone the base's is said, as the bundle runs it."""
-    config = AutoConfig.from_pretrained(folder)
+    config = pretrained_config(folder)
     if config.model_type == base.model_type:
         for key, value in base.to_dict().items():
             if key not in HARMLESS and key != "model_type" and hasattr(config, key):

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from massmerge.bundle import GENERATION_CONFIG
 from massmerge.checkpoints.backbone import language_class, split
+from massmerge.checkpoints.pretrained import GENERATION_CONFIG, pretrained_generation
 from massmerge.checkpoints.skeleton import Skeleton, build
 from massmerge.errors import InputError
 from massmerge.subspace import SecondPass, SetChanges
@@ -63,7 +63,7 @@ class LanguageShell:
     def defaults(self, bundle: Path) -> GenerationConfig:
         """How a bundle's base generates: as its `generation_config.json` says, else as its configuration does."""
         said = (bundle / "base" / GENERATION_CONFIG).is_file()
-        return GenerationConfig.from_pretrained(bundle / "base") if said else self._model.generation_config
+        return pretrained_generation(bundle / "base") if said else self._model.generation_config
 
     def around(
         self, backbone: nn.Module, heads: dict[str, Tensor], tie: Callable[[nn.Module, str], nn.Module]

@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
+from massmerge.checkpoints.pretrained import pretrained_config
 from massmerge.checkpoints.skeleton import build
 from massmerge.errors import InputError
 from massmerge.routing.first_pass import pool
@@ -56,7 +57,7 @@ class ShellHead:
     """A head that is cut from any classification model of transformers, run by that model's own forward."""
 
     def __init__(self, folder: Path, base: PreTrainedModel) -> None:
-        config = AutoConfig.from_pretrained(folder)
+        config = pretrained_config(folder)
         skeleton = build(config, config.architectures[0])
         prefix = skeleton.submodule(type(base))
         if not prefix:

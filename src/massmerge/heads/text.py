@@ -11,9 +11,10 @@ import torch
 import yaml
 from torch import Tensor
 from torch.nn.functional import normalize
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from massmerge.checkpoints import Base, Source
+from massmerge.checkpoints.pretrained import pretrained_tokenizer
 from massmerge.checkpoints.towers import text_model, text_width
 from massmerge.errors import InputError
 from massmerge.heads.labels import read_labels
@@ -59,11 +60,12 @@ class TextTower:
     @cached_property
     def _tokenizer(self) -> Any:
         folder = self._source.path
+        assert folder is not None, "heads are made in a merge, which has downloaded what it reads"
         try:
-            return AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            return pretrained_tokenizer(folder)
+        except InputError as error:
             raise InputError(
-                f"{self._source.text}: no tokenizer in it for the text tower ({str(error).splitlines()[0]}). "
+                f"{self._source.text}: no tokenizer in it for the text tower: {error} "
                 "Name a folder or hub id with one in `processor:`."
             ) from None
 
