@@ -11,7 +11,7 @@ import torch
 
 import massmerge
 from massmerge.base_model import base_sha256
-from massmerge.bundle import BASE_WEIGHTS, FIXED, STATISTICS, write_manifest
+from massmerge.bundle import FIXED, write_manifest
 from massmerge.card import bundle_card
 from massmerge.checkpoints import Source
 from massmerge.checkpoints.pretrained import GENERATION_CONFIG
@@ -19,6 +19,7 @@ from massmerge.deltas import finite
 from massmerge.errors import InputError
 from massmerge.heads import write_head
 from massmerge.heads.sources import write_json
+from massmerge.manifest import BASE_WEIGHTS, STATISTICS
 from massmerge.prepare import Prepared
 from massmerge.recipe import TaskRecipe
 from massmerge.tensorfile import (

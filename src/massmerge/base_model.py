@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from massmerge.bundle import BASE_WEIGHTS, FIXED, Bundle
+from massmerge.bundle import FIXED, Bundle
 from massmerge.checkpoints import Base, find_source, narrow, open_base
 from massmerge.checkpoints.pretrained import model_class, pretrained_config, pretrained_model
 from massmerge.checkpoints.skeleton import Slot, build, from_matrix
 from massmerge.errors import InputError
+from massmerge.manifest import BASE_WEIGHTS
 from massmerge.routing import FirstPass
 from massmerge.routing.sites import probe_inputs
 from massmerge.task_tensors import TaskTensors

@@ -13,20 +13,19 @@ from typing import Any
 from torch import Tensor
 
 from massmerge.checkpoints.backbone import language_class
-from massmerge.checkpoints.pretrained import pretrained_config
+from massmerge.checkpoints.pretrained import CONFIGS, pretrained_config, refuse_code
 from massmerge.errors import InputError, listing
 from massmerge.linalg import Factors
+from massmerge.manifest import BASE_WEIGHTS, FORMAT_VERSION, STATISTICS, manifest_fault
 from massmerge.recipe import Recipe
 from massmerge.tensorfile import TensorInfo, read_header, read_tensor
 
-FORMAT_VERSION = 1
 MANIFEST = "mass.json"
 MOVED = "replaced"  # where a work folder keeps a bundle that is about to be replaced
-STATISTICS = "statistics.safetensors"
 FIXED = "fixed.safetensors"
 ROUTER = "router.safetensors"
-BASE_WEIGHTS = "base/model.safetensors"
 _CHUNK = 1 << 20
+_MANIFEST_LIMIT = 100_000_000  # bytes
 _LOADED = ("base", "processor", "tasks")
 
 
@@ -97,9 +96,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"{folder}: not a bundle (no {MANIFEST} in it). `mass merge recipe.yaml {folder}` makes one.")
     try:
+        if path.stat().st_size > _MANIFEST_LIMIT:
+            raise ValueError(f"{path.stat().st_size} bytes long")
         data = json.loads(path.read_text(encoding="utf-8"))
         version = data["format_version"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: damaged ({error!r}). Merge again, or copy the bundle again.") from None
     if not isinstance(version, int) or version > FORMAT_VERSION or version < 1:
         raise InputError(
@@ -108,9 +109,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     if data.get("sha256") != _manifest_sha256(data):
         raise InputError(f"{path}: its bytes have changed (SHA-256 differs). Merge again, or copy the bundle again.")
+    if fault := manifest_fault(data):
+        raise InputError(f"{path}: not as a merge writes it: {fault}. Do not use it; merge again, or copy it again.")
     for name in data["files"]:
         if not _inside(folder, name):
             raise InputError(f"{path}: names {name!r}, which is outside of the bundle. Do not use this bundle.")
+        refuse_code(folder / PurePosixPath(name).parent, [n for n in CONFIGS if n == PurePosixPath(name).name])
     return data
 
 

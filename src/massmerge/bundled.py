@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from massmerge.base_model import referenced_base
-from massmerge.bundle import BASE_WEIGHTS, ROUTER, Bundle, BundleTask, read_manifest
+from massmerge.bundle import ROUTER, Bundle, BundleTask, read_manifest
 from massmerge.checkpoints import Base, HeadParts, LowRank, Source
 from massmerge.checkpoints.backbone import language_class, load_config
 from massmerge.checkpoints.skeleton import build
@@ -18,6 +18,7 @@ from massmerge.deltas import Kept
 from massmerge.errors import InputError, Problem
 from massmerge.heads import HeadSource
 from massmerge.linalg import Factors
+from massmerge.manifest import BASE_WEIGHTS
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -74,18 +75,28 @@ class TaskRecipe(Part):
     @field_validator("name")
     @classmethod
     def _is_folder_name(cls, name: str) -> str:
-        if not TASK_NAME.fullmatch(name) or _WINDOWS_NAMES.fullmatch(name) or name.endswith("."):
-            raise ValueError(f"{name!r} is no folder name: use letters, digits, '_', '-' and '.', up to 100 of them")
-        return name
+        return task_name(name)
+
+
+def task_name(name: str) -> str:
+    """The name, if a folder can have it."""
+    if not TASK_NAME.fullmatch(name) or _WINDOWS_NAMES.fullmatch(name) or name.endswith("."):
+        raise ValueError(f"{name!r} is no folder name: use letters, digits, '_', '-' and '.', up to 100 of them")
+    return name
+
+
+def refuse_same_names(names: Iterable[str]) -> None:
+    """Refuse two tasks of one name; case matters not to some file systems, and tasks are folders."""
+    seen: set[str] = set()
+    for name in names:
+        if name.lower() in seen:
+            raise ValueError(f"two tasks are called {name!r}: give each its own name")
+        seen.add(name.lower())
 
 
 def names_differ(tasks: list[TaskRecipe]) -> list[TaskRecipe]:
-    """The tasks, if each has a name of its own; case matters not to some file systems, and tasks are folders."""
-    seen: set[str] = set()
-    for task in tasks:
-        if task.name.lower() in seen:
-            raise ValueError(f"two tasks are called {task.name!r}: give each its own name")
-        seen.add(task.name.lower())
+    """The tasks, if each has a name of its own."""
+    refuse_same_names(task.name for task in tasks)
     return tasks
 
 

@@ -1,9 +1,9 @@
 """The one place that opens objects of transformers from files that others wrote: none of their code may run.
 
-transformers runs code of a folder or of the hub where a configuration names some: a class in `auto_map`, a kernel as the
-implementation of attention, a base in an adapter's configuration. Left alone it asks on the terminal whether it may, and takes
-a line of standard input for the answer. Here every file is looked at first, everything opened is told not to trust, and what
-transformers makes of a configuration is looked at again before a model is built by it.
+transformers runs code from a folder or from the hub where a configuration names some: a class in `auto_map`, a kernel that
+implements attention. By default it asks on the terminal first, and takes the next line of standard input for the answer. Here
+every file is checked before it is opened, nothing is ever trusted, and what transformers made of a configuration is checked
+again before it builds a model.
 """
 
 from __future__ import annotations
@@ -147,16 +147,16 @@ def refuse_code(folder: Path, names: Sequence[str] = CONFIGS) -> None:
 def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not valid JSON ({error}). Download or save it again.") from None
+    except (ValueError, RecursionError):
+        return None  # damaged: nothing comes of it, and who opens it will say so
 
 
 def _refuse(where: Path | str, faults: Iterator[str]) -> None:
     found = list(dict.fromkeys(faults))
     if found:
         raise InputError(
-            f"{where}: refused, for nothing that is opened here may run code or take memory without end:{listing(found)}\n"
-            "  Use it only if you trust where it comes from: then take these fields out, if the rest does without them."
+            f"{where}: refused:{listing(found)}\n"
+            "  massmerge runs no code from models, and bounds their size. Remove these fields if the model works without them."
         )
 
 
@@ -193,7 +193,8 @@ def _refuse_size(kind: type[Any], config: PretrainedConfig, folder: Path) -> Non
     wanted = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
     if wanted > 2 * held + _SPARE_NUMBERS:
         raise InputError(
-            f"{folder / CONFIG}: describes a model of {wanted:,} numbers, its file holds {held:,}. Download or save it again."
+            f"{folder / CONFIG}: describes a model of {wanted:,} numbers, but its file holds {held:,}. "
+            "Download or save it again."
         )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from massmerge.bundle import BASE_WEIGHTS, Bundle
+from massmerge.bundle import Bundle
 from massmerge.checkpoints.adapters import ADAPTER_CONFIG
 from massmerge.checkpoints.pretrained import pretrained_adapter
 from massmerge.checkpoints.skeleton import Skeleton
@@ -33,6 +33,7 @@ from massmerge.export.sets import (
     set_model,
     write_labels,
 )
+from massmerge.manifest import BASE_WEIGHTS
 from massmerge.subspace.updates import SetChanges
 from massmerge.tensorfile import write_tensors
 
