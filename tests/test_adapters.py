@@ -365,9 +365,9 @@ def test_a_folder_with_an_adapter_configuration_is_an_adapter(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"lora_alpha": None}, "lora_alpha: None, which is no number"),
-        ({"lora_alpha": "much"}, "lora_alpha: 'much', which is no number"),
-        ({"alpha_pattern": {"query": []}}, r"alpha_pattern of query: \[\], which is no number"),
+        ({"lora_alpha": None}, "lora_alpha: None. Input should be a valid number"),
+        ({"lora_alpha": "much"}, "lora_alpha: 'much'. Input should be a valid number"),
+        ({"alpha_pattern": {"query": []}}, r"alpha_pattern\.query: \[\]. Input should be a valid number"),
     ],
 )
 def test_a_scale_that_is_no_number_is_refused_with_its_key(tmp_path, changes, words):

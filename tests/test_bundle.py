@@ -70,23 +70,14 @@ def test_a_task_name_in_the_manifest_cannot_lead_outside(bundle):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "../secret.json",
-        "/etc/passwd.txt",
-        "a/../../b.json",
-        "..\\secret.json",
-        "link.json",
-        "folder/inside.json",
-        "a\0b.json",
-    ],
+    "name", ["../secret", "/etc/passwd", "a/../../b", "..\\secret", "link", "folder/inside", "a\0b"]
 )
 def test_a_manifest_that_points_outside_is_refused(bundle, name):
     (bundle.parent / "secret").write_text("secret")
-    (bundle / "link.json").symlink_to(bundle.parent / "secret")
+    (bundle / "link").symlink_to(bundle.parent / "secret")
     (bundle / "folder").symlink_to(bundle.parent)
     files = read_manifest(bundle)["files"]
-    resigned(bundle, files=files | {name: {"bytes": 6, "sha256": "0" * 64}})
+    resigned(bundle, files=files | {name: {"bytes": 6, "sha256": "0"}})
     with pytest.raises(InputError, match="outside of the bundle"):
         Bundle(bundle)
 

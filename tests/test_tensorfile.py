@@ -121,10 +121,21 @@ def test_a_file_with_bytes_too_many_is_refused(tmp_path):
         (b'{"x": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 8]}}', b"12345678"),
         (entry(offsets=(-8, 0)), b""),
         (entry(offsets=(8, 16)), b"12345678"),
+        (entry(offsets=(8, 16)), b"12345678" * 2),
+        (entry() | {"y": entry(offsets=(4, 12))["x"]}, b"12345678" + b"1234"),
+        (entry() | {"y": entry()["x"]}, b"12345678"),
+        (entry() | {"y": entry(offsets=(12, 20))["x"]}, b"12345678" * 2 + b"1234"),
+        (b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, '
+         b'"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}', b"12345678"),
+        (entry(shape=(2.5,)), b"12345678"),
+        (entry(shape=(True, 2)), b"12345678"),
+        (entry(shape=(2**64, 0), offsets=(0, 0)), b""),
     ],
     ids=[
         "garbage", "no json", "list", "deep nesting", "no entry", "no shape", "unknown dtype", "other size",
         "negative shape", "shape in words", "infinite shape", "before the data", "beyond the end",
+        "hole before the first", "overlap", "the same bytes twice", "hole", "a name twice", "broken number", "no number",
+        "nothing of a size beyond all memory",
     ],
 )  # fmt: skip
 def test_a_header_that_makes_no_sense_is_refused_by_name(tmp_path, header, data):

@@ -109,12 +109,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     if data.get("sha256") != _manifest_sha256(data):
         raise InputError(f"{path}: its bytes have changed (SHA-256 differs). Merge again, or copy the bundle again.")
-    if fault := manifest_fault(data):
-        raise InputError(f"{path}: not as a merge writes it: {fault}. Do not use it; merge again, or copy it again.")
-    for name in data["files"]:
+    files = data.get("files")
+    for name in files if isinstance(files, dict) else ():
         if not _inside(folder, name):
             raise InputError(f"{path}: names {name!r}, which is outside of the bundle. Do not use this bundle.")
-        refuse_code(folder / PurePosixPath(name).parent, [n for n in CONFIGS if n == PurePosixPath(name).name])
+    if fault := manifest_fault(data):
+        raise InputError(f"{path}: not as a merge writes it: {fault}. Do not use it; merge again, or copy it again.")
+    for place in map(PurePosixPath, data["files"]):
+        refuse_code(folder / place.parent, [place.name] if place.name in CONFIGS else [])
     return data
 
 
@@ -140,10 +142,21 @@ def find_damage(
             faults.append(f"{name}: {path.stat().st_size} bytes, should be {entry['bytes']}")
         elif sums and file_sha256(path) != entry["sha256"]:
             faults.append(f"{name}: its bytes have changed (SHA-256 differs)")
+        elif sums and path.suffix == ".safetensors":
+            faults += _header_faults(folder, name)
     # Libraries that load a tokenizer or a model read whatever lies in its folder.
     loaded = (p for part in _LOADED for p in sorted((folder / part).rglob("*")) if p.is_file())
     names = (path.relative_to(folder).as_posix() for path in loaded)
     return faults + [f"{name}: not in the manifest; remove it" for name in names if name not in manifest["files"]]
+
+
+def _header_faults(folder: Path, name: str) -> list[str]:
+    """What is wrong with a file of tensors whose bytes are those that were signed."""
+    try:
+        read_header(folder / name)
+    except InputError as error:
+        return [str(error).replace(str(folder / name), name)]
+    return []
 
 
 @dataclass(frozen=True)
@@ -198,13 +211,17 @@ class Bundle:
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe that the bundle was made by."""
-        return Recipe.load(self.file("recipe.yaml"))
+        recipe = Recipe.load(self.file("recipe.yaml"))
+        if [task.name for task in recipe.tasks] != [task["name"] for task in self.manifest["tasks"]]:
+            raise InputError(f"{self.path}: its recipe.yaml and its manifest name other tasks. Merge again.")
+        return recipe
 
     @cached_property
     def tasks(self) -> list[BundleTask]:
         """The tasks, in order."""
+        known = ("name", "source", "revision", "form", "head")
         return [
-            BundleTask(**{**task, "labels": self._labels(task["name"])})  # labels have a file of their own
+            BundleTask(**{key: task[key] for key in known}, labels=self._labels(task["name"]))
             for task in self.manifest["tasks"]
         ]
 
@@ -212,7 +229,13 @@ class Bundle:
         name = f"tasks/{task}/labels.json"
         if name not in self.manifest["files"]:
             return None
-        return tuple(json.loads(self.file(name).read_text(encoding="utf-8")))
+        try:
+            labels = json.loads(self.file(name).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{self.path / name}: not valid JSON ({error}). Merge again.") from None
+        if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
+            raise InputError(f"{self.path / name}: no list of label names. Merge again.")
+        return tuple(labels)
 
     @property
     def ranks(self) -> dict[str, list[int]]:
@@ -249,6 +272,16 @@ class Bundle:
     def statistics(self) -> dict[str, Tensor]:
         """Norms, kept energy, cosines and the filter's choice, a row for each matrix of `ranks`."""
         header = read_header(self.file(STATISTICS))
+        rows, tasks = len(self.ranks), len(self.manifest["tasks"])
+        shapes = {
+            "norm": (rows, tasks),
+            "energy": (rows, tasks),
+            "accepted": (rows, tasks),
+            "cosine": (rows, tasks, tasks),
+        }
+        wrong = [n for n, shape in shapes.items() if n not in header or (rows and header[n].shape != shape)]
+        if wrong:
+            raise InputError(f"{self.path / STATISTICS}: {', '.join(wrong)} missing, or of another shape. Merge again.")
         return {name: read_tensor(info) for name, info in header.items()}
 
     @property
@@ -270,7 +303,7 @@ class Bundle:
 
     @cached_property
     def _base_config(self) -> dict[str, Any]:
-        return dict(json.loads((self.path / "base" / "config.json").read_text(encoding="utf-8")))
+        return pretrained_config(self.path / "base").to_dict()
 
     def bytes_of(self, prefix: str) -> int:
         """Bytes of the files whose path starts so."""

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from massmerge.checkpoints.pretrained import pretrained_image_processor, pretrained_tokenizer
+from massmerge.checkpoints.pretrained import in_words, pretrained_image_processor, pretrained_tokenizer
 from massmerge.errors import InputError
 
 MAX_PIXELS = 100_000_000
@@ -131,7 +131,7 @@ class InputReader:
             raise InputError("the text holds bytes that are not UTF-8. Read it in its own encoding.")
         tokenizer = self.processor
         limit = min(tokenizer.model_max_length, positions(self._config))
-        with self._lock:
+        with self._lock, in_words("input", "text"):
             encoded = tokenizer(*texts, truncation=True, max_length=limit)
             row = {k: torch.tensor(v) for k, v in encoded.items() if isinstance(v, list)}
             if row["input_ids"].shape[0] >= limit and not self._said_truncated:
@@ -140,6 +140,8 @@ class InputReader:
                     warnings.warn(f"text of more than {limit} tokens was truncated (said once)", stacklevel=2)
         if row["input_ids"].numel() == 0:
             raise InputError("the tokenizer finds no token in this text.")
+        if int(row["input_ids"].max()) >= self._config.vocab_size:
+            raise InputError("the tokenizer is not the base's: it has more tokens. Merge again with the base's own.")
         return {k: v.long() for k, v in row.items()}
 
     @property
@@ -170,7 +172,10 @@ class InputReader:
         if isinstance(item, Tensor):
             return self._checked_pixels(item)
         image = _open_image(item)
-        return self.processor(images=image, return_tensors="pt")["pixel_values"][0]
+        processor = self.processor
+        with in_words("input", "image"):
+            pixels = processor(images=image, return_tensors="pt")["pixel_values"][0]
+        return self._checked_pixels(pixels)
 
     def _checked_pixels(self, pixels: Tensor) -> Tensor:
         channels = getattr(self._config, "num_channels", 3)

@@ -19,6 +19,7 @@ _NOT_OURS = ("adapter_config.json",)
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Name = Annotated[str, Field(max_length=10_000)]
+_FileName = Annotated[str, Field(min_length=1, max_length=250)]
 
 
 class _Part(BaseModel):
@@ -56,7 +57,7 @@ class _Manifest(_Part):
     method: _Name
     fingerprint: _Name
     base: _Base
-    files: Annotated[dict[_Name, _File], Field(min_length=1)]
+    files: Annotated[dict[_FileName, _File], Field(min_length=1)]
 
     def refuse_names(self, names: list[str], needed: list[str]) -> None:
         """Refuse tasks that are no folder names, files of other kinds than ours, and a lack of files that are needed."""

@@ -22,7 +22,7 @@ from massmerge.base_model import load_base, make_fixed
 from massmerge.bundle import Bundle
 from massmerge.checkpoints.skeleton import Skeleton, Slot
 from massmerge.decision import CloserLook, Router
-from massmerge.errors import InputError
+from massmerge.errors import InputError, MassError
 from massmerge.heads.language import LanguageModels
 from massmerge.heads.runtime import Head, ShellHead, load_head
 from massmerge.inputs import InputReader, Row
@@ -130,12 +130,26 @@ def load_runtime(
     if check:
         # What went wrong with a damaged bundle is the damage, whatever error would come of it.
         bundle.refuse_damage(bundle.damage(sums=check is True))
-    with _collector_paused():
+    with _collector_paused(), _in_words(bundle):
         runtime = _load(bundle, router, device, cache, check=bool(check))
     keep_buffers()
     if check == "background":
         runtime.watch = DamageWatch(bundle)
     return runtime
+
+
+@contextmanager
+def _in_words(bundle: Bundle) -> Iterator[None]:
+    """A bundle whose parts do not go together can fail anywhere; who loads it is told that it is the bundle."""
+    try:
+        yield
+    except (MassError, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(
+            f"{bundle.path}: its parts do not go together ({reason}). Merge again, or copy the bundle again."
+        ) from error
 
 
 class DamageWatch:
@@ -181,6 +195,7 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
     base = load_base(bundle, touched, check=check).to(place)
     pack_layers(base)
     slots = Skeleton(base).slots
+    tensors.refuse_misfits(slots)
     heads = _load_heads(bundle, base)
     probe = probe_inputs(base, PROBE_BATCH)
     sites, observed = _probe(base, probe, heads)
@@ -220,7 +235,15 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
 
 def _load_heads(bundle: Bundle, base: PreTrainedModel) -> dict[str, Head]:
     found = {task.name: load_head(bundle.path / "tasks" / task.name / "head", base) for task in bundle.tasks}
-    return {task: head for task, head in found.items() if head is not None}
+    heads = {task: head for task, head in found.items() if head is not None}
+    for task in bundle.tasks:
+        head, labels = heads.get(task.name), len(task.labels or ())
+        if head is not None and head.labels_expected != labels:
+            raise InputError(
+                f"{bundle.path}: {task.name} has {labels} labels, but its head has {head.labels_expected} outputs. "
+                "Merge again."
+            )
+    return heads
 
 
 def _probe(base: PreTrainedModel, inputs: dict[str, Tensor], heads: dict[str, Head]) -> tuple[list[Site], Observed]:

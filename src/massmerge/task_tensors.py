@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from massmerge.bundle import Bundle
+from massmerge.checkpoints.skeleton import Slot
+from massmerge.errors import InputError, listing
 from massmerge.linalg import Factors
 from massmerge.tensorfile import TensorInfo, read_header, read_tensor
 
@@ -48,9 +51,34 @@ class TaskTensors:
         """Tensors that at least one task changes."""
         return {re.sub(r"\.[usv]$", "", n) if self._is_factor(t.infos, n) else n for t in self._tasks for n in t.infos}
 
+    def refuse_misfits(self, slots: Mapping[str, Slot]) -> None:
+        """Refuse factors and whole tensors that the base has no place for.
+
+        Raises:
+            InputError: it lists them.
+        """
+        faults = [f"{task}: {fault}" for task, file in zip(self.names, self._tasks, strict=True)
+                  for fault in _misfits(file.infos, slots)]  # fmt: skip
+        if faults:
+            raise InputError(f"the tasks' tensors do not fit the base:{listing(faults)}\n  Merge again.")
+
     @staticmethod
     def _is_factor(names: dict[str, TensorInfo], name: str) -> bool:
         return name[-2:] in (".u", ".s", ".v") and f"{name[:-2]}.s" in names
+
+
+def _misfits(infos: Mapping[str, TensorInfo], slots: Mapping[str, Slot]) -> Iterator[str]:
+    """Names of a task's tensors that have no place in the base, or another shape than it."""
+    for name, info in infos.items():
+        tensor, _, part = name.rpartition(".")
+        if part in ("u", "s", "v") and f"{tensor}.s" in infos:
+            matrix = slots[tensor].matrix if tensor in slots else None
+            rank = infos[f"{tensor}.s"].shape
+            wanted = None if matrix is None else {"u": (matrix[0], *rank), "s": rank[:1], "v": (*rank, matrix[1])}[part]
+            if info.shape != wanted or not {f"{tensor}.u", f"{tensor}.v"} <= infos.keys():
+                yield f"{name} {info.shape}"
+        elif name not in slots or info.shape != slots[name].shape:
+            yield f"{name} {info.shape}"
 
 
 class _MappedFile:

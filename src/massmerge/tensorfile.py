@@ -27,6 +27,7 @@ DTYPES: dict[str, torch.dtype] = {
 }  # fmt: skip
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _HEADER_LIMIT = 100_000_000  # the format's own limit
+_COUNT_LIMIT = 1 << 48  # more than any disk holds, and few enough that torch can multiply two of them
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,20 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, _HEADER_LIMIT):
                 raise ValueError(f"its header would be {length} bytes long, the file has {size}")
-            entries = json.loads(file.read(length))
+            entries = json.loads(file.read(length), object_pairs_hook=_unique)
         if not isinstance(entries, dict):
             raise ValueError("its header is no mapping")
         entries.pop("__metadata__", None)
         infos = {name: _info(entry, path, 8 + length) for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path}: not a safetensors file, or damaged ({error}). Download or save it again.") from None
-    end = max((info.offset + info.nbytes for info in infos.values()), default=8 + length)
+    end = 8 + length
+    # As the library that writes such files demands: one tensor after the other, to the last byte of the file.
+    for name, info in sorted(infos.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
+        if info.offset != end:
+            kind = "a hole before" if info.offset > end else "an overlap at"
+            raise InputError(f"{path}: damaged: {kind} {name}. Download or save it again.")
+        end += info.nbytes
     if end != size:
         raise InputError(
             f"{path}: damaged: its header speaks of {end} bytes, the file has {size}. Download or save it again."
@@ -75,11 +82,26 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     return infos
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, in which no key stands twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name in its header stands there twice")
+    return found
+
+
+def _whole(number: Any) -> int:
+    """A number of a header, which JSON can also spell as a word or a fraction."""
+    if type(number) is not int or not 0 <= number < _COUNT_LIMIT:
+        raise ValueError(f"{number!r} is no count")
+    return number
+
+
 def _info(entry: dict[str, Any], path: Path, start: int) -> TensorInfo:
-    shape = tuple(int(n) for n in entry["shape"])
-    begin, stop = (int(n) for n in entry["data_offsets"])
+    shape = tuple(map(_whole, entry["shape"]))
+    begin, stop = map(_whole, entry["data_offsets"])
     info = TensorInfo(shape, DTYPES[str(entry["dtype"])], path, start + begin)
-    if min((*shape, begin)) < 0 or stop - begin != info.nbytes:
+    if stop - begin != info.nbytes:
         raise ValueError(f"shape {shape} does not match bytes {begin} to {stop}")
     return info
 

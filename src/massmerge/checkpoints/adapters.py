@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
+import regex
 import torch
+from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
 from massmerge.checkpoints.backbone import Base, infer_task_model, language_class, load_config, split
@@ -28,6 +31,8 @@ _OTHER_KINDS = (
 )  # fmt: skip
 # These start from a base whose weights were replaced by what the adapter leaves over.
 _CHANGED_BASE = re.compile(r"pissa|olora|corda|loftq|lora_ga")
+_PATTERN_SECONDS, _PATTERN_LIMIT = 5.0, 1000  # for all patterns of an adapter together; characters of each
+_Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -131,13 +136,14 @@ def open_adapter(source: Source, base: Base) -> AdapterExpert:
     """
     config = source.json(ADAPTER_CONFIG) or {}
     _refuse_other_kinds(config)
+    options = _options(config)
     store = source.store("adapter_model", "adapter_model")
     # With `bias: all` peft also saves the biases of heads that the saved ones replace.
     plain = {key: _plain_name(key) for key in store.infos if ".original_module." not in key}
     whole = {name: store.infos[key] for key, name in plain.items() if not _lora_part(name)}
-    skeleton = _with_own_output(_task_skeleton(source, config, base, whole, plain), base, set(plain.values()))
+    skeleton = _with_own_output(_task_skeleton(source, options, base, whole, plain), base, set(plain.values()))
     parts = split(skeleton, base.skeleton)
-    pairs, complaints = _find_pairs(config, plain, skeleton, parts.backbone, base, store)
+    pairs, complaints = _find_pairs(options, plain, skeleton, parts.backbone, base, store)
     match = skeleton.match(whole)
     keys = {name: key for key, name in plain.items()}
     readings = {
@@ -180,6 +186,64 @@ def _refuse_other_kinds(config: dict[str, Any]) -> None:
         raise InputError(f"is a {kinds} adapter, which is no plain low-rank update. Merge it into a full model.")
 
 
+class _AutoMapping(BaseModel):
+    base_model_class: str | None = None
+
+
+class _Options(BaseModel):
+    """What is read of an adapter's configuration beside its kind."""
+
+    lora_alpha: _Number = 8
+    alpha_pattern: dict[Annotated[str, Field(max_length=_PATTERN_LIMIT)], _Number] | None = None
+    use_rslora: bool | None = None
+    auto_mapping: _AutoMapping | None = None
+
+
+def _options(config: dict[str, Any]) -> _Options:
+    try:
+        return _Options.model_validate(config, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part)[:80] for part in first["loc"])
+        raise InputError(
+            f"its {ADAPTER_CONFIG} has {where}: {repr(first['input'])[:80]}. {first['msg']}. Save the adapter again."
+        ) from None
+
+
+class _Alphas:
+    """The alpha of each module, by an adapter's patterns: regular expressions of others, so their time is bounded."""
+
+    def __init__(self, options: _Options) -> None:
+        self._default, self._left = options.lora_alpha, _PATTERN_SECONDS
+        self._patterns = [(text, self._compiled(text), value) for text, value in (options.alpha_pattern or {}).items()]
+
+    def _compiled(self, text: str) -> Any:
+        try:
+            if "{" in text:  # a count of counts takes memory without end before it matches anything
+                raise regex.error("counted repetitions are not read")
+            return regex.compile(rf"(.*\.)?({text})$")
+        except (regex.error, RecursionError) as error:
+            raise self._refusal(text, f"is no regular expression ({error})") from None
+
+    def of(self, module: str) -> float:
+        """The alpha of the first pattern that fits, as PEFT chooses it."""
+        for text, pattern, value in self._patterns:
+            began = time.monotonic()
+            try:
+                if pattern.match(module, timeout=max(self._left, 0.001)):
+                    return value
+            except TimeoutError:
+                raise self._refusal(text, f"takes more than {_PATTERN_SECONDS:g} s to compare with names") from None
+            self._left -= time.monotonic() - began
+        return self._default
+
+    @staticmethod
+    def _refusal(text: str, fault: str) -> InputError:
+        return InputError(
+            f"its {ADAPTER_CONFIG} has alpha_pattern {text[:80]!r}, which {fault}. Write names of modules instead."
+        )
+
+
 def _plain_name(key: str) -> str:
     """A name in an adapter's file as a name in the model that was wrapped."""
     for wrapper in (".modules_to_save", ".base_layer", ".default"):
@@ -192,7 +256,7 @@ def _lora_part(name: str) -> re.Match[str] | None:
 
 
 def _task_skeleton(
-    source: Source, config: dict[str, Any], base: Base, whole: Mapping[str, TensorInfo], plain: Mapping[str, str]
+    source: Source, options: _Options, base: Base, whole: Mapping[str, TensorInfo], plain: Mapping[str, str]
 ) -> Skeleton:
     """The model that was wrapped: by the folder's config.json, by the adapter's own word, or by what it saved."""
     if source.file("config.json") is not None:
@@ -200,7 +264,7 @@ def _task_skeleton(
         return build(own, (own.architectures or [None])[0])
     modules = {m["module"] + ".weight" for m in map(_lora_part, plain.values()) if m}
     names = {**whole, **dict.fromkeys(modules, TensorInfo((), next(iter(base.readings.values())).info.dtype))}
-    said = (config.get("auto_mapping") or {}).get("base_model_class")
+    said = options.auto_mapping.base_model_class if options.auto_mapping else None
     return infer_task_model(base.skeleton, names, [said] if said else [])[0]
 
 
@@ -213,7 +277,7 @@ def _with_own_output(skeleton: Skeleton, base: Base, names: Iterable[str]) -> Sk
 
 
 def _find_pairs(
-    config: dict[str, Any],
+    options: _Options,
     plain: Mapping[str, str],
     skeleton: Skeleton,
     backbone: Mapping[str, str],
@@ -228,6 +292,7 @@ def _find_pairs(
     targets = skeleton.rename(f"{module}.weight" for module in found)
     pairs: dict[str, LoraPair] = {}
     complaints: list[str] = []
+    alphas = _Alphas(options)
     for module, keys in found.items():
         target = skeleton.canonical.get(targets[f"{module}.weight"][0])
         slot = base.slots.get(backbone.get(target or "", ""))
@@ -237,8 +302,11 @@ def _find_pairs(
             complaints.append(f"{module}: not in the base's {base.skeleton.class_name}")
         elif slot.name in pairs:
             complaints.append(f"{module}: tied to another module that the adapter updates too")
+        elif fault := _shape_fault(keys, store):
+            complaints.append(f"{module}: {fault}")
         else:
-            scale = _scale(config, module, store, keys["A"])
+            rank, alpha = store.infos[keys["A"]].shape[0], alphas.of(module)
+            scale = alpha / math.sqrt(rank) if options.use_rslora else alpha / rank
             pair = LoraPair(keys["B"], keys["A"], scale, "embedding_A" in keys["A"], keys.get("B.bias"))
             shape = _update_shape(pair, store)
             if shape == slot.matrix:
@@ -248,19 +316,18 @@ def _find_pairs(
     return pairs, complaints
 
 
+def _shape_fault(keys: Mapping[str, str], store: Store) -> str | None:
+    """What is wrong with the two matrices of a module, and with its bias, whatever the base."""
+    a, b = (store.infos[keys[part]].shape for part in "AB")
+    if len(a) < 2 or len(b) < 2 or a[0] != b[1] or math.prod(b[2:]) != 1:
+        return f"its matrices, {b} and {a}, have no product"
+    if not a[0]:
+        return "its rank is 0"
+    if "B.bias" in keys and store.infos[keys["B.bias"]].shape != b[:1]:
+        return f"its bias, {store.infos[keys['B.bias']].shape}, does not fit {b}"
+    return None
+
+
 def _update_shape(pair: LoraPair, store: Store) -> tuple[int, int]:
     rows, columns = store.infos[pair.b].shape[0], math.prod(store.infos[pair.a].shape[1:])
     return (columns, rows) if pair.embedding else (rows, columns)
-
-
-def _scale(config: dict[str, Any], module: str, store: Store, a: str) -> float:
-    """`alpha / r`, or `alpha / sqrt(r)` with rsLoRA; alpha may differ from module to module."""
-    rank = store.infos[a].shape[0]
-    key, alpha = "lora_alpha", config.get("lora_alpha", 8)
-    for pattern, value in (config.get("alpha_pattern") or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            key, alpha = f"alpha_pattern of {pattern}", value
-            break
-    if not isinstance(alpha, int | float):
-        raise InputError(f"its adapter_config.json has {key}: {alpha!r}, which is no number. Save the adapter again.")
-    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank

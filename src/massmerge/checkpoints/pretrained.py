@@ -1,9 +1,9 @@
 """The one place that opens objects of transformers from files that others wrote: none of their code may run.
 
 transformers runs code from a folder or from the hub where a configuration names some: a class in `auto_map`, a kernel that
-implements attention. By default it asks on the terminal first, and takes the next line of standard input for the answer. Here
-every file is checked before it is opened, nothing is ever trusted, and what transformers made of a configuration is checked
-again before it builds a model.
+implements attention. By default it asks on the terminal first, and takes the next line of standard input for the answer.
+Here every file is checked before it is opened, nothing is ever trusted, and what transformers made of a configuration is
+checked again before it builds a model.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _BUILT_IN = {
     "attn_implementation": ("eager", "sdpa", "flex_attention"),
     "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
 }
-_MOST_LABELS, _MOST_PARTS = 1_000_000, 10_000
+_MOST_LABELS, _MOST_PARTS, _MOST_PIXELS = 1_000_000, 10_000, 10_000
+_SIDES = ("height", "width", "shortest_edge")
 _SPARE_NUMBERS = 1_000_000  # numbers that a model may have and its file lack, beside as many as the file has
 
 
@@ -54,7 +55,7 @@ def pretrained_config(folder: Path) -> PretrainedConfig:
         InputError: there is none, transformers cannot read it, or it names code.
     """
     refuse_code(folder, (CONFIG,))
-    with _in_words(folder / CONFIG, "configuration"):
+    with in_words(folder / CONFIG, "configuration"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         _refuse(folder / CONFIG, faults_in(config))  # fields reach it from other files too
     return config
@@ -65,7 +66,7 @@ def pretrained_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     refuse_code(folder, (CONFIG, TOKENIZER_CONFIG))
-    with _in_words(folder, "tokenizer"):
+    with in_words(folder, "tokenizer"):
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
 
@@ -74,14 +75,14 @@ def pretrained_image_processor(folder: Path) -> Any:
     from transformers import AutoImageProcessor
 
     refuse_code(folder, (CONFIG, *_IMAGE_CONFIGS))
-    with _in_words(folder, "image processor"):
+    with in_words(folder, "image processor"):
         return AutoImageProcessor.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
 
 def pretrained_generation(folder: Path) -> transformers.GenerationConfig:
     """The `generation_config.json` in a folder; errors as above."""
     refuse_code(folder, (GENERATION_CONFIG,))
-    with _in_words(folder / GENERATION_CONFIG, "generation configuration"):
+    with in_words(folder / GENERATION_CONFIG, "generation configuration"):
         return transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 
@@ -92,7 +93,7 @@ def pretrained_model(kind: type[Any], folder: Path) -> PreTrainedModel:
     if (folder / "adapter_config.json").exists():  # transformers would load the base that it names
         raise InputError(f"{folder}: has an adapter_config.json beside its model. Remove it if you know the model.")
     _refuse_size(kind, config, folder)
-    with _in_words(folder, "model"), _in_silence():
+    with in_words(folder, "model"), _in_silence():
         return kind.from_pretrained(
             folder, config=config, dtype=torch.float32, trust_remote_code=False, local_files_only=True, use_safetensors=True
         ).eval()  # fmt: skip
@@ -156,7 +157,7 @@ def _refuse(where: Path | str, faults: Iterator[str]) -> None:
     if found:
         raise InputError(
             f"{where}: refused:{listing(found)}\n"
-            "  massmerge runs no code from models, and bounds their size. Remove these fields if the model works without them."
+            "  massmerge runs no code from models and bounds their size. Remove the fields if the model works without."
         )
 
 
@@ -180,10 +181,17 @@ def _field_faults(key: str, value: Any) -> Iterator[str]:
     for choice in value.values() if isinstance(value, Mapping) else [value]:
         if built_in and choice is not None and choice not in built_in:
             yield f"`{key}` is {choice!r}, which may be code to download; there are {', '.join(built_in)}"
-    if isinstance(value, int | float):
-        most = _MOST_LABELS if key == "num_labels" else _MOST_PARTS if "layer" in key or "depth" in key else None
-        if most is not None and value > most:
-            yield f"`{key}` is {value:,}, and at most {most:,} can be"
+    if isinstance(value, int | float) and value > _limit(key):
+        yield f"`{key}` is {value:,}, and at most {_limit(key):,} can be"
+
+
+def _limit(key: str) -> float:
+    """The largest number that a field may hold, where transformers would make as many things as it says."""
+    if key == "num_labels":
+        return _MOST_LABELS
+    if "layer" in key or "depth" in key:
+        return _MOST_PARTS
+    return _MOST_PIXELS if key in _SIDES else math.inf
 
 
 def _refuse_size(kind: type[Any], config: PretrainedConfig, folder: Path) -> None:
@@ -199,7 +207,7 @@ def _refuse_size(kind: type[Any], config: PretrainedConfig, folder: Path) -> Non
 
 
 @contextmanager
-def _in_words(where: Path, what: str) -> Iterator[None]:
+def in_words(where: Path | str, what: str) -> Iterator[None]:
     """Whatever a library says of a file that it cannot read, as an error of ours."""
     try:
         yield

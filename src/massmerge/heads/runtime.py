@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from massmerge.checkpoints.pretrained import pretrained_config
 from massmerge.checkpoints.skeleton import build
-from massmerge.errors import InputError
+from massmerge.errors import InputError, listing
 from massmerge.routing.first_pass import pool
 from massmerge.tensorfile import read_header, read_tensor
 from massmerge.trees import replace_module
@@ -63,6 +63,7 @@ class ShellHead:
         if not prefix:
             raise InputError(f"{folder}: a {skeleton.class_name} has no {type(base).__name__} in it.")
         self._shell = skeleton.model.eval()
+        _refuse_other_backbone(folder, self._shell.get_submodule(prefix.rstrip(".")), base)
         self._stub = _Stub(config)
         replace_module(self._shell, prefix.rstrip("."), self._stub)
         tensors = {n: read_tensor(i).float() for n, i in read_header(folder / "model.safetensors").items()}
@@ -106,12 +107,23 @@ class ShellHead:
             self._stub.hand(None)
 
 
+def _refuse_other_backbone(folder: Path, described: nn.Module, base: PreTrainedModel) -> None:
+    """Refuse a head for a backbone of other sizes than the base, whose output it could not take."""
+    ours = {name: tensor.shape for name, tensor in base.state_dict().items()}
+    other = [name for name, t in described.state_dict().items() if t.shape != ours.get(name, t.shape)]
+    if other:
+        raise InputError(f"{folder}: its config.json describes another backbone:{listing(other)}\n  Merge again.")
+
+
 class LinearHead:
     """A linear layer on the backbone's features, from a file."""
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
+    def __init__(self, folder: Path, device: torch.device, width: int | None = None) -> None:
         options = json.loads((folder / "linear.json").read_text(encoding="utf-8"))
         header = read_header(folder / "model.safetensors")
+        shape = header["weight"].shape
+        if len(shape) != 2 or width not in (None, shape[1]) or ("bias" in header and header["bias"].shape != shape[:1]):
+            raise InputError(f"{folder}: its tensors are no head on {width} features. Merge again.")
         self._weight = read_tensor(header["weight"]).float().to(device)
         self._bias = read_tensor(header["bias"]).float().to(device) if "bias" in header else None
         self._normalize, self._scale = bool(options["normalize"]), float(options["scale"])
@@ -137,7 +149,7 @@ Head = ShellHead | LinearHead
 def load_head(folder: Path, base: PreTrainedModel) -> Head | None:
     """The head in a task's folder; none where the task has none."""
     if (folder / "linear.json").is_file():
-        return LinearHead(folder, base.device)
+        return LinearHead(folder, base.device, feature_width(base))
     if (folder / "config.json").is_file() and (folder.parent / "labels.json").is_file():
         return ShellHead(folder, base)
     return None
