@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 
 import peft
 import pytest
@@ -10,7 +11,7 @@ import transformers as tf
 from safetensors.torch import load_file
 
 from massmerge.bundle import Bundle
-from massmerge.checkpoints import AdapterExpert, LowRank
+from massmerge.checkpoints import AdapterExpert, LowRank, adapters
 from massmerge.errors import InputError
 from massmerge.merging import merge
 from massmerge.prepare import make_plan
@@ -374,6 +375,69 @@ def test_a_scale_that_is_no_number_is_refused_with_its_key(tmp_path, changes, wo
     write_adapter(tmp_path, target_modules=["query"])
     edit(tmp_path / "expert", **changes)
     with pytest.raises(InputError, match=words):
+        open_pair(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("(query", "is no regular expression"),
+        ("*", "is no regular expression"),
+        ("(" * 900, "is no regular expression"),
+        ("(?:a{65535}){65535}", "counted repetitions"),
+        ("x" * 2000, "at most 1000 characters"),
+    ],
+)
+def test_a_pattern_that_cannot_be_read_is_refused_in_time(tmp_path, pattern, words):
+    write_adapter(tmp_path, target_modules=["query"])
+    edit(tmp_path / "expert", alpha_pattern={pattern: 4})
+    began = time.monotonic()
+    with pytest.raises(InputError, match=words):
+        open_pair(tmp_path)
+    assert time.monotonic() - began < 10
+
+
+def test_a_pattern_that_takes_too_long_is_refused(monkeypatch):
+    """Which patterns do depends on the library; one that always does stands for them."""
+
+    class Endless:
+        def match(self, module, timeout):
+            assert timeout <= 5
+            raise TimeoutError
+
+    monkeypatch.setattr(adapters.regex, "compile", lambda text: Endless())
+    alphas = adapters._Alphas(adapters._options({"alpha_pattern": {"(a+)+$": 4}}))
+    with pytest.raises(
+        InputError, match=r"adapter_config\.json has alpha_pattern '\(a\+\)\+\$', which takes more than 5 s"
+    ):
+        alphas.of("encoder.layer.0.query")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"alpha_pattern": ["query"]}, {"alpha_pattern": {"query": float("nan")}}, {"lora_alpha": float("inf")},
+     {"lora_alpha": True}, {"auto_mapping": "BertModel"}, {"auto_mapping": {"base_model_class": ["BertModel"]}}],
+)  # fmt: skip
+def test_an_adapter_s_configuration_of_another_form_is_refused(tmp_path, changes):
+    write_adapter(tmp_path, target_modules=["query"])
+    edit(tmp_path / "expert", **changes)
+    with pytest.raises(InputError, match=r"its adapter_config\.json has"):
+        open_pair(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda name, t: t[:0] if "lora_A" in name else t[:, :0], "its rank is 0"),
+        (lambda name, t: t[:1] if "lora_A" in name else t, "have no product"),
+        (lambda name, t: t.reshape(-1) if "lora_A" in name else t, "have no product"),
+    ],
+    ids=["rank 0", "two ranks", "no matrix"],
+)
+def test_matrices_that_have_no_product_are_refused_by_name(tmp_path, change, words):
+    write_adapter(tmp_path, target_modules=["query"])
+    rewrite(tmp_path / "expert", lambda state: {name: change(name, tensor) for name, tensor in state.items()})
+    with pytest.raises(InputError, match=rf"attention\.self\.query: .*{words}"):
         open_pair(tmp_path)
 
 

@@ -317,3 +317,47 @@ def test_roberta_has_fewer_positions_than_rows_in_its_table(root):
     limit = FAMILIES["roberta"].options["max_position_embeddings"] - 2
     assert model.predict({"input_ids": torch.full((limit,), 9)})[0].task
     assert re.search(f"at most {limit}", refused(model, {"input_ids": torch.full((limit + 1,), 9)}))
+
+
+def test_an_answer_says_that_its_text_was_cut(root):
+    model = massmerge.load(text_bundle(root))
+    with pytest.warns(UserWarning, match="truncated"):
+        answers = model.predict(["word " * 600, "a short text", "word " * 600_000])
+    assert [answer.truncated for answer in answers] == [True, False, True]
+    assert answers[0].to_dict()["truncated"] is True
+
+
+def test_rows_that_were_read_before_still_say_that_their_text_was_cut(root):
+    model = massmerge.load(text_bundle(root))
+    with pytest.warns(UserWarning, match="truncated"):
+        rows = [model.read("word " * 600), model.read("a short text")]
+    assert [answer.truncated for answer in model.predict(rows)] == [True, False]
+
+
+@pytest.mark.parametrize("text", ["word " * 2_000_000, "w" * 9_000_000, " " * 8_000_000 + "word", "ü" * 5_000_000])
+def test_a_tokenizer_is_never_given_more_than_can_fit(root, text, monkeypatch):
+    model = massmerge.load(text_bundle(root))
+    tokenizer = model._runtime.reader.processor
+    given = []
+    monkeypatch.setattr(type(tokenizer), "__call__", _hearing(type(tokenizer).__call__, given))
+    with pytest.warns(UserWarning, match="truncated"):
+        assert model.predict(text)[0].truncated
+    assert given and max(map(len, given)) <= 100 * 512
+
+
+def _hearing(call, given):
+    def wrapped(self, *texts, **options):
+        given.extend(texts)
+        return call(self, *texts, **options)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_text_that_is_cut_has_the_tokens_that_the_tokenizer_would_have_kept(root, side):
+    reader = massmerge.load(text_bundle(root))._runtime.reader
+    reader.processor.truncation_side = side
+    text = " ".join(f"free win{i % 7} meeting goal{i % 5}" for i in range(20_000))
+    with pytest.warns(UserWarning, match="truncated"):
+        row = reader.row(text)
+    assert row["input_ids"].tolist() == reader.processor(text, truncation=True, max_length=512)["input_ids"]

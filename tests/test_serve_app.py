@@ -39,7 +39,7 @@ def test_one_input_and_many_are_answered_in_order(held):
     assert one["model"] == "bundle" and len(one["request_id"]) == 32
     assert one["predictions"] == [
         {
-            "task": "spam", "label": "first", "score": 0.7, "error": None, "explain": None, "selected": ["spam"],
+            "task": "spam", "label": "first", "score": 0.7, "error": None, "explain": None, "selected": ["spam"], "truncated": False,
             "alternatives": [{"task": "spam", "label": "ham", "score": 0.3}],
         }
     ]  # fmt: skip
@@ -322,6 +322,22 @@ def test_a_reload_loses_no_request_and_a_failed_one_changes_nothing(monkeypatch)
         assert error_of(failed) == (409, "reload_failed") and "damaged" in failed.text
         assert found.predict("c").json()["predictions"][0]["label"] == "new"
         assert found.metric('mass_reloads_total{result="failed"}') == 1
+
+
+@pytest.mark.parametrize("fault", [TypeError("x"), KeyError("tasks"), ZeroDivisionError(), RecursionError()])
+def test_a_reload_that_fails_in_any_way_leaves_the_old_bundle(monkeypatch, fault):
+    bundles = [loaded(FakeModel("old")), fault]
+
+    def load(settings):
+        found = bundles.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    with holding(monkeypatch, FakeModel("old"), load=load, api_key=KEY.encode()) as found:
+        wait_for(lambda: found.client.get("/ready").status_code == 200)
+        assert error_of(found.client.post("/admin/reload")) == (409, "reload_failed")
+        assert found.predict("a").json()["predictions"][0]["label"] == "old"
 
 
 def test_reloading_by_http_needs_a_key(held):

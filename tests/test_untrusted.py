@@ -1,4 +1,4 @@
-"""Nothing that comes from a bundle, base, expert, head or processor runs code; it is refused in words, with the file's name."""
+"""Nothing in a bundle, base, expert, head or processor runs code: it is refused, and the file is named."""
 
 import ast
 import os
@@ -78,6 +78,7 @@ def test_code_in_a_bundle_does_not_run_when_the_first_text_on_standard_input_say
         ("base/config.json", {"experts_implementation": "sonicmoe"}, "sonicmoe"),
         ("base/config.json", {"attribute_map": {"x": "_attn_implementation"}, "x": KERNEL}, "attribute_map"),
         ("base/config.json", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ("base/config.json", {"keypoint_detector_config": {"trust_remote_code": True}}, "trust_remote_code"),
         ("base/generation_config.json", {"custom_generate": "evil/generate"}, "custom_generate"),
         ("tasks/spam/head/config.json", {"auto_map": {"AutoConfig": "evil.Evil"}}, "`auto_map`"),
         ("tasks/spam/head/config.json", {"_attn_implementation": KERNEL}, KERNEL),

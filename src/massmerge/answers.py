@@ -64,6 +64,8 @@ class Prediction:
     routing: Routing | None = None
     timings: dict[str, float] = field(default_factory=dict)
     """Milliseconds of its batch: first pass, routing, second pass, heads; and the size of the batch."""
+    truncated: bool = False
+    """Whether the end of the text was left out, because the model takes no more tokens."""
     error: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,6 +88,8 @@ class Generation:
     routing: Routing | None = None
     timings: dict[str, float] = field(default_factory=dict)
     """Milliseconds of its batch: first pass, routing, generation; and the size of the batch."""
+    truncated: bool = False
+    """Whether the end of the prompt was left out, because the model takes no more tokens."""
     error: str | None = None
 
     def to_dict(self) -> dict[str, Any]:

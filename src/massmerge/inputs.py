@@ -19,8 +19,14 @@ from massmerge.errors import InputError
 
 MAX_PIXELS = 100_000_000
 _TEXT_LIMIT = 10_000_000  # characters; longer ones would stall the tokenizer before it truncates
+_CHARACTERS = 100  # a token; the longest word that WordPiece takes
+_MOST_CHARACTERS = 1_000_000  # of a backbone without a limit of positions
 Row = dict[str, Tensor]
 _NAME_ONE = "Name one in the recipe (`processor:`) and merge again, or hand in ready tensors."
+
+
+class CutRow(Row):
+    """The row of a text whose end did not fit."""
 
 
 class InputReader:
@@ -56,7 +62,8 @@ class InputReader:
             InputError: it cannot be read as an input of this model; the message says what and what to do.
         """
         if isinstance(item, Mapping):
-            return self._ready({k: torch.as_tensor(v) for k, v in item.items()})
+            row = self._ready({k: torch.as_tensor(v) for k, v in item.items()})
+            return CutRow(row) if isinstance(item, CutRow) else row
         if self.image:
             return {"pixel_values": self._pixels(item)}
         return self._tokens(item)
@@ -127,22 +134,29 @@ class InputReader:
             raise InputError("empty text.")
         if any(len(text) > _TEXT_LIMIT for text in texts):
             raise InputError(f"text of more than {_TEXT_LIMIT:,} characters. Split it.")
+        tokenizer = self.processor
+        with in_words("input", "text"):
+            limit = max(1, min(tokenizer.model_max_length, positions(self._config)))
+        room = min(_CHARACTERS * limit, _MOST_CHARACTERS)
+        cut = any(len(text) > room for text in texts)
+        # A tokenizer takes 360 bytes a character before it truncates, so nothing that cannot fit is given to it.
+        texts = [_shortened(text, room, left=tokenizer.truncation_side == "left") for text in texts]
         if any("\ud800" <= char <= "\udfff" for text in texts for char in text):
             raise InputError("the text holds bytes that are not UTF-8. Read it in its own encoding.")
-        tokenizer = self.processor
-        limit = min(tokenizer.model_max_length, positions(self._config))
         with self._lock, in_words("input", "text"):
             encoded = tokenizer(*texts, truncation=True, max_length=limit)
             row = {k: torch.tensor(v) for k, v in encoded.items() if isinstance(v, list)}
-            if row["input_ids"].shape[0] >= limit and not self._said_truncated:
-                self._said_truncated = len(tokenizer(*texts)["input_ids"]) > limit
-                if self._said_truncated:
-                    warnings.warn(f"text of more than {limit} tokens was truncated (said once)", stacklevel=2)
+            if row["input_ids"].shape[0] >= limit and not cut:
+                cut = len(tokenizer(*texts)["input_ids"]) > limit
+        if cut and not self._said_truncated:
+            self._said_truncated = True
+            warnings.warn(f"text of more than {limit} tokens was truncated (said once)", stacklevel=2)
         if row["input_ids"].numel() == 0:
             raise InputError("the tokenizer finds no token in this text.")
         if int(row["input_ids"].max()) >= self._config.vocab_size:
             raise InputError("the tokenizer is not the base's: it has more tokens. Merge again with the base's own.")
-        return {k: v.long() for k, v in row.items()}
+        row = {k: v.long() for k, v in row.items()}
+        return CutRow(row) if cut else row
 
     @property
     def has_processor(self) -> bool:
@@ -224,6 +238,13 @@ def _open_image(item: Any) -> Image.Image:
         raise InputError(f"{where}too many pixels; at most {MAX_PIXELS:,} are decoded. Scale it down.") from None
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, TypeError) as error:
         raise InputError(f"{where}not an image that can be read ({error}).") from None
+
+
+def _shortened(text: str, room: int, *, left: bool) -> str:
+    """The end of a text that a tokenizer would keep; blanks would take the room of words."""
+    if len(text) <= room:
+        return text
+    return text.rstrip()[-room:] if left else text.lstrip()[:room]
 
 
 def _padded(values: Tensor, length: int, fill: int, *, left: bool) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from massmerge.checkpoints.backbone import language_class
 from massmerge.errors import InputError
 from massmerge.generation import Generator, TextStream
 from massmerge.heads.runtime import ShellHead, features
-from massmerge.inputs import Row
+from massmerge.inputs import CutRow, Row
 from massmerge.parallel import even_order, parts_of
 from massmerge.recipe import Unknown
 from massmerge.routed import Routed, milliseconds, several
@@ -27,6 +27,8 @@ from massmerge.runtime import load_runtime, with_decoder_start
 from massmerge.subspace.segments import Segment, Segments
 from massmerge.subspace.updates import SetChanges
 from massmerge.trees import take_rows
+
+_A = TypeVar("_A", Prediction, Generation)
 
 
 def load(
@@ -107,7 +109,7 @@ class Model(Routed):
             good = [row for row in rows if not isinstance(row, InputError)]
             answers = iter(self._answer(good, allowed, route, top, limits) if good else [])
             for row in rows:
-                yield Prediction(None, error=str(row)) if isinstance(row, InputError) else next(answers)
+                yield Prediction(None, error=str(row)) if isinstance(row, InputError) else _marked(next(answers), row)
 
     def outcomes(
         self, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32
@@ -183,7 +185,7 @@ class Model(Routed):
             good = [row for row in rows if not isinstance(row, InputError)]
             answers = iter(self._generations(generator, good, allowed, limits) if good else [])
             for row in rows:
-                yield Generation(None, error=str(row)) if isinstance(row, InputError) else next(answers)
+                yield Generation(None, error=str(row)) if isinstance(row, InputError) else _marked(next(answers), row)
 
     def generate_stream(self, prompt: Any, *, task: str | Sequence[str] | None = None, **options: Any) -> TextStream:
         """The answer to one prompt while it is written: iterate over the result; `task` and `routing` are known at once."""
@@ -378,6 +380,11 @@ class Model(Routed):
             best = answers[0]
             predictions.append(Prediction(best.task, best.label, best.score, best.logit, answers[1:], routing))
         return predictions
+
+
+def _marked(answer: _A, row: Row) -> _A:
+    """The answer, which says so where the end of its text was left out."""
+    return replace(answer, truncated=True) if isinstance(row, CutRow) else answer
 
 
 def _evened(groups: list[tuple[SetChanges, list[int]]], device: torch.device) -> list[tuple[SetChanges, list[int]]]:

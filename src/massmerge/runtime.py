@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -194,6 +195,11 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
     touched = tensors.touched()
     base = load_base(bundle, touched, check=check).to(place)
     pack_layers(base)
+    if (
+        getattr(base.config, "is_encoder_decoder", False)
+        and "decoder_input_ids" not in signature(base.forward).parameters
+    ):
+        raise InputError(f"{bundle.path}: its base is said to have a decoder, and a {type(base).__name__} has none.")
     slots = Skeleton(base).slots
     tensors.refuse_misfits(slots)
     heads = _load_heads(bundle, base)

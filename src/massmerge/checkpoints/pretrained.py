@@ -32,6 +32,7 @@ CONFIGS = (CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG, *_IMAGE_CONFIGS)
 """The files that say which classes transformers makes, and how."""
 _CODE = {
     "auto_map": "names classes of its own code",
+    "trust_remote_code": "allows code of its own",
     "custom_generate": "names code of its own",
     "custom_pipelines": "names code of its own",
     "kernel_config": "names code to download",
@@ -175,7 +176,7 @@ def faults_in(value: Any) -> Iterator[str]:
 
 
 def _field_faults(key: str, value: Any) -> Iterator[str]:
-    if key in _CODE and value and isinstance(value, Mapping | list | tuple | str):
+    if key in _CODE and value and (value is True or isinstance(value, Mapping | list | tuple | str)):
         yield f"`{key}` {_CODE[key]}"
     built_in = _BUILT_IN.get(key.removeprefix("_").removesuffix("_internal"))
     for choice in value.values() if isinstance(value, Mapping) else [value]:

@@ -41,6 +41,7 @@ def prediction_body(outcome: Outcome, options: Options) -> dict[str, Any]:
             "score": None,
             "alternatives": [],
             "selected": [],
+            "truncated": False,
             "explain": None,
         }
         return {**empty, "error": {"code": result.code, "message": result.message}}
@@ -52,6 +53,7 @@ def prediction_body(outcome: Outcome, options: Options) -> dict[str, Any]:
             {"task": a.task, "label": a.label, "score": a.score} for a in result.alternatives[: options.top_k - 1]
         ],
         "selected": result.routing.selected if result.routing else [],
+        "truncated": result.truncated,
         "error": None,
         "explain": _explain(result, outcome.waited, options.top_k) if options.explain else None,
     }

@@ -127,6 +127,7 @@ class PredictionAnswer(BaseModel):
     score: float | None
     alternatives: list[TaskLabelScore]
     selected: list[str]
+    truncated: bool = Field(description="Whether the end of the text was left out, for it has too many tokens.")
     error: Error | None
     explain: Explanation | None
 

@@ -90,7 +90,7 @@ class Service:
         async with self._reloading:
             try:
                 await self._load()
-            except (MassError, OSError, ValueError, RuntimeError) as error:
+            except Exception as error:  # whatever is wrong with the new bundle, the old one answers
                 self.metrics.reloads.labels("failed").inc()
                 log.error("reload failed; the old bundle answers", extra={"fault": without_values(error)})
                 reason = str(error) if isinstance(error, MassError) else type(error).__name__
