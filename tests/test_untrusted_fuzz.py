@@ -1,10 +1,11 @@
-"""Bundles and adapters changed at random, with checksums that fit: each is opened, or refused with an error of ours in time."""
+"""Bundles changed at random, with checksums that fit: each is opened, or refused in words and in time."""
 
 import copy
 import json
 import random
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import massmerge
 from attacks import resign
 from massmerge import Bundle, MassError
+from massmerge.bundle import sign_manifest
 from massmerge.inspection import inspect_bundle
 from massmerge.verification import verify_bundle
 from models import text_bundle
@@ -68,10 +70,8 @@ def open_in_every_way(bundle: Path) -> None:
         lambda: verify_bundle(bundle),
         lambda: massmerge.load(bundle, check=False).predict(["free money now", "a goal"], on_error="row"),
     ):
-        try:
+        with suppress(MassError):
             way()
-        except MassError:
-            pass
     assert time.monotonic() - began < SECONDS
 
 
@@ -82,7 +82,7 @@ def fuzz(bundle: Path, file: str, seed: int, count: int) -> None:
     for _ in range(count):
         data, place = mutated(original, chance)
         if file == "mass.json":
-            resign(bundle, tasks=None) if not isinstance(data, dict) else _sign(bundle, data)
+            sign_manifest(bundle, {key: value for key, value in data.items() if key != "sha256"})
         else:
             path.write_text(json.dumps(data))
             resign(bundle)
@@ -95,12 +95,6 @@ def fuzz(bundle: Path, file: str, seed: int, count: int) -> None:
             path.write_text(json.dumps(original) if file != "mass.json" else manifest)
 
 
-def _sign(bundle: Path, data: dict) -> None:
-    from massmerge.bundle import sign_manifest
-
-    sign_manifest(bundle, {key: value for key, value in data.items() if key != "sha256"})
-
-
 @pytest.mark.parametrize(
     "file",
     ["mass.json", "base/config.json", "tasks/spam/head/config.json", "tasks/spam/labels.json",
@@ -108,4 +102,4 @@ def _sign(bundle: Path, data: dict) -> None:
 )  # fmt: skip
 def test_a_bundle_that_was_changed_and_signed_is_opened_or_refused(root, tmp_path, file):
     bundle = Path(shutil.copytree(text_bundle(root), tmp_path / "bundle"))
-    fuzz(bundle, file, 0, 15)
+    fuzz(bundle, file, 0, 8)
