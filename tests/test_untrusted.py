@@ -1,6 +1,7 @@
 """Nothing in a bundle, base, expert, head or processor runs code: it is refused, and the file is named."""
 
 import ast
+import json
 import os
 import shutil
 import subprocess
@@ -199,3 +200,25 @@ def test_everything_that_is_opened_there_is_told_to_trust_nothing():
     ]
     # Neither has such an option: numbers alone, and an adapter that this program has just written.
     assert sorted(trusting) == ["peft.PeftModel.from_pretrained", "transformers.GenerationConfig.from_pretrained"]
+
+
+def test_verify_finds_a_hole_in_a_signed_file_of_tensors(bundle):
+    path = bundle / "tasks/spam/factors.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    for name, entry in header.items():
+        if name != "__metadata__":
+            entry["data_offsets"] = [n + 8 for n in entry["data_offsets"]]
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"hidden!!" + data[8 + length :])
+    resign(bundle)
+    done = CliRunner().invoke(main, ["verify", str(bundle)])
+    assert done.exit_code == 1 and "tasks/spam/factors.safetensors: damaged: a hole before" in done.output, done.output
+
+
+def test_fewer_labels_than_outputs_are_refused_when_the_bundle_is_loaded(bundle):
+    (bundle / "tasks/spam/labels.json").write_text('["one"]')
+    resign(bundle)
+    with pytest.raises(InputError, match="spam has 1 labels, but its head has 2 outputs"):
+        massmerge.load(bundle, check=False)
