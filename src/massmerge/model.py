@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,8 +27,6 @@ from massmerge.runtime import load_runtime, with_decoder_start
 from massmerge.subspace.segments import Segment, Segments
 from massmerge.subspace.updates import SetChanges
 from massmerge.trees import take_rows
-
-_A = TypeVar("_A", Prediction, Generation)
 
 
 def load(
@@ -382,7 +380,7 @@ class Model(Routed):
         return predictions
 
 
-def _marked(answer: _A, row: Row) -> _A:
+def _marked(answer: Any, row: Row) -> Any:
     """The answer, which says so where the end of its text was left out."""
     return replace(answer, truncated=True) if isinstance(row, CutRow) else answer
 
