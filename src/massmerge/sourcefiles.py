@@ -46,10 +46,10 @@ class SourceFiles:
     @classmethod
     def of_bundle(cls, folder: Path) -> SourceFiles:
         """Those of a bundle, with the checksums of its manifest."""
-        files = cls()
+        files, manifest = cls(), read_manifest(folder)
         files._add("the bundle", folder / MANIFEST)
         files.sums([folder / MANIFEST], 1)
-        for name, entry in read_manifest(folder)["files"].items():
+        for name, entry in manifest["files"].items():
             files._add("the bundle", folder / name, entry["sha256"])
         return files
 

@@ -51,11 +51,11 @@ class WorkFolder:
         Raises:
             Busy: another command holds it.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / _LOCK, timeout=0)
+        self.path.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire()
-        except Timeout:
+        except (Timeout, FileNotFoundError):  # not found: the other one has just removed the folder
             raise Busy(
                 f"{self.target}: another command is writing it. Wait for it, or choose another target."
             ) from None
