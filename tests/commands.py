@@ -16,7 +16,15 @@ from tqdm import tqdm
 
 # Importing the libraries takes longer than a merge of tiny models, so a server imports them once and forks.
 _context = get_context("forkserver")
-_context.set_forkserver_preload(["massmerge.cli.merge", "transformers.models.bert.modeling_bert"])
+_context.set_forkserver_preload(
+    [
+        "massmerge.cli.merge",
+        "massmerge.cli.calibrate",
+        "massmerge.cli.export",
+        "transformers.models.bert.modeling_bert",
+        "transformers.models.auto.tokenization_auto",
+    ]
+)
 _TOUCHES = {"open", "os.link", "os.rename", "os.mkdir", "os.remove", "os.rmdir"}
 _WORK_FOLDER = re.compile(r".*\.(?:partial|export)(?=/|$)")
 

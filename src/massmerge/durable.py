@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
-DRAFT = ".draft"
+_POSIX = os.name == "posix"
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def drafted(path: Path) -> Iterator[Path]:
 
     The draft's name is its own: two writers of one file never write to the same draft.
     """
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}{DRAFT}")
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.draft")
     try:
         yield draft
         _sync(draft)
@@ -45,12 +45,12 @@ def sync_tree(folder: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Bring the names in a folder to the disk. Windows has no such call, and keeps them in its journal."""
-    if os.name == "posix":
+    if _POSIX:
         _sync(folder)
 
 
 def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)  # Windows only syncs what it may write
+    handle = os.open(path, os.O_RDONLY if _POSIX else os.O_RDWR)  # Windows only syncs what it may write
     try:
         os.fsync(handle)
     finally:
