@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import massmerge
-import massmerge.mergefolder
 from changes import bundles
 from massmerge import InputError, MassError, merge
 from massmerge.calibration import calibrate
@@ -21,9 +20,9 @@ TEXTS = {"spam": ["win a free prize"], "topic": ["the team won"], "mood": ["so s
 
 
 def other_bytes(path: Path) -> bytes:
-    """As many other bytes: the last numbers of the last tensor differ."""
+    """As many other bytes: every number of every tensor differs a little."""
     data = bytearray(path.read_bytes())
-    for at in range(len(data) - 64, len(data), 4):
+    for at in range(8 + int.from_bytes(data[:8], "little"), len(data), 4):
         data[at] ^= 0x55
     return bytes(data)
 
