@@ -133,6 +133,8 @@ def _words(error: OSError, work: Path) -> str:
         return f"{work}: the disk is full. Free some space and run the same command again; it goes on from there."
     if isinstance(error, FileNotFoundError):
         return f"{path}: vanished meanwhile. Put it back and run the same command again; it goes on from there."
+    if error.errno in (errno.EBUSY, errno.EXDEV):
+        return f"{path}: cannot be replaced, for it is a mount point. Work on a copy of it in another folder."
     if error.errno == errno.ENOTEMPTY:
         return f"{path}: something was put there meanwhile. Move it away and run the same command again."
     if isinstance(error, FileExistsError | NotADirectoryError):
