@@ -1,6 +1,7 @@
 """The command in a process of its own, which can be killed at a chosen moment."""
 
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -15,8 +16,17 @@ from tqdm import tqdm
 
 # Importing the libraries takes longer than a merge of tiny models, so a server imports them once and forks.
 _context = get_context("forkserver")
-_context.set_forkserver_preload(["massmerge.cli.merge", "transformers.models.bert.modeling_bert"])
-_TOUCHES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir"}
+_context.set_forkserver_preload(
+    [
+        "massmerge.cli.merge",
+        "massmerge.cli.calibrate",
+        "massmerge.cli.export",
+        "transformers.models.bert.modeling_bert",
+        "transformers.models.auto.tokenization_auto",
+    ]
+)
+_TOUCHES = {"open", "os.link", "os.rename", "os.mkdir", "os.remove", "os.rmdir"}
+_WORK_FOLDER = re.compile(r".*\.(?:partial|export)(?=/|$)")
 
 
 def run_mass(arguments: list[str], log: str, kill_at: int | None) -> None:
@@ -27,11 +37,11 @@ def run_mass(arguments: list[str], log: str, kill_at: int | None) -> None:
     def hear(event: str, details: tuple) -> None:
         if event not in _TOUCHES:
             return
-        path = str(details[0])
-        if ".partial" not in path and event not in ("os.remove", "os.rmdir"):
+        path = str(details[1] if event == "os.link" else details[0])
+        if not _WORK_FOLDER.match(path) and event not in ("os.remove", "os.rmdir"):
             return
         writes = event == "open" and "w" in str(details[1])
-        os.write(notes, f"{'write' if writes else event} {path.rpartition('.partial')[2]}\n".encode())
+        os.write(notes, f"{'write' if writes else event} {_WORK_FOLDER.sub('', path)}\n".encode())
         if next(numbers) == kill_at:
             if writes:
                 Path(path).write_bytes(b"half")  # as if it died while it wrote this file

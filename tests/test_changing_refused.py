@@ -187,7 +187,7 @@ def test_two_changes_at_once_are_refused(tmp_path):
         """Changes the bundle while the other change is at work."""
 
         def start(self, total, done):
-            with pytest.raises(MassError, match="another merge is writing it"):
+            with pytest.raises(MassError, match="another command is writing it"):
                 massmerge.remove(whole, "b")
 
     massmerge.remove(whole, "c", progress=Meddling(), workers=1)

@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 
 import massmerge.assemble
-import massmerge.workfolder
+import massmerge.mergefolder
 from commands import mass, start_mass
 from massmerge import Bundle, InputError, MassError, merge
 from massmerge.checkpoints.experts import FullExpert
@@ -75,7 +75,9 @@ def test_killed_at_every_kind_of_step_it_leaves_no_half_bundle_and_ends_in_the_s
     for number, touch in enumerate(undisturbed.touches):
         if not touch.startswith(("open", "os.mkdir")):  # a read changes nothing, and an empty folder little
             kind = re.sub(
-                r"\d+|red|green|blue|(?<=os.remove ).*|(?<=os.rmdir ).*|(?<=write /result/).*(?=json)", "…", touch
+                r"[0-9a-f]{32}|\d+|red|green|blue|(?<=os.remove ).*|(?<=os.rmdir ).*|(?<=write /result/).*(?=json)",
+                "…",
+                touch,
             )
             kinds.setdefault(kind, []).append(number)
     assert "write /parts/….draft" in kinds and "os.rename /result" in kinds
@@ -131,7 +133,7 @@ class Counting(Silent):
 def stop_after(monkeypatch, parts: int, error: Exception | None = None) -> None:
     """Let the disk fill up when that many parts are written."""
     written = []
-    real = massmerge.workfolder.write_tensors
+    real = massmerge.mergefolder.write_tensors
 
     def write(path, tensors):
         if len(written) == parts:
@@ -139,7 +141,7 @@ def stop_after(monkeypatch, parts: int, error: Exception | None = None) -> None:
         written.append(path)
         real(path, tensors)
 
-    monkeypatch.setattr(massmerge.workfolder, "write_tensors", write)
+    monkeypatch.setattr(massmerge.mergefolder, "write_tensors", write)
 
 
 def test_tensors_that_are_finished_are_not_worked_on_again(family, undisturbed, tmp_path, monkeypatch):
@@ -207,7 +209,7 @@ def test_a_second_merge_to_the_same_target_is_told_to_wait(family, tmp_path):
             said.append(run("merge", family / "recipe.yaml", out))
 
     merge(family / "recipe.yaml", out, workers=1, progress=Meanwhile())
-    assert said[0].exit_code == 1 and "another merge is writing it. Wait for it" in said[0].stderr
+    assert said[0].exit_code == 1 and "another command is writing it. Wait for it" in said[0].stderr
     assert Bundle(out).damage() == []
 
 
@@ -271,7 +273,7 @@ def test_a_target_below_a_file_is_refused_with_the_files_name(family, tmp_path):
 
 def test_an_expert_that_vanishes_during_the_merge_is_named_and_can_be_put_back(tmp_path, monkeypatch):
     recipe, out = write_family(tmp_path, "bert", {"red": 2, "green": 2}), tmp_path / "out"
-    real = massmerge.workfolder.WorkFolder.finish
+    real = massmerge.mergefolder.MergeFolder.finish
 
     def finish(self, index, tensors):
         real(self, index, tensors)
@@ -279,9 +281,9 @@ def test_an_expert_that_vanishes_during_the_merge_is_named_and_can_be_put_back(t
             (tmp_path / "green").rename(tmp_path / "away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(massmerge.workfolder.WorkFolder, "finish", finish)
+        patched.setattr(massmerge.mergefolder.MergeFolder, "finish", finish)
         result = run("merge", recipe, out, "-q", "--workers", 1)
-    assert_failed(result, out, f"{tmp_path / 'green' / 'model.safetensors'}: vanished during the merge. Put it back")
+    assert_failed(result, out, f"{tmp_path / 'green' / 'model.safetensors'}: vanished meanwhile. Put it back")
     (tmp_path / "away").rename(tmp_path / "green")
     assert run("merge", recipe, out, "-q").exit_code == 0
     assert contents(out) == contents(merge(recipe, tmp_path / "fresh", workers=1))

@@ -20,6 +20,7 @@ from massmerge.errors import InputError
 from massmerge.heads import write_head
 from massmerge.heads.sources import write_json
 from massmerge.manifest import BASE_WEIGHTS, STATISTICS
+from massmerge.mergefolder import MergeFolder
 from massmerge.prepare import Prepared
 from massmerge.recipe import TaskRecipe
 from massmerge.tensorfile import (
@@ -30,10 +31,9 @@ from massmerge.tensorfile import (
     write_stream,
     write_tensors,
 )
-from massmerge.workfolder import WorkFolder
 
 
-def assemble_bundle(prepared: Prepared, work: WorkFolder, fingerprint: str) -> None:
+def assemble_bundle(prepared: Prepared, work: MergeFolder, fingerprint: str) -> None:
     """Write the bundle to the work folder's result."""
     out = work.result
     recipe, plan = prepared.recipe, prepared.plan
@@ -116,7 +116,7 @@ def copy_processor(prepared: Prepared, folder: Path) -> None:
         shutil.copyfile(path, folder / name)
 
 
-def _write_task(prepared: Prepared, work: WorkFolder, position: int, folder: Path) -> None:
+def _write_task(prepared: Prepared, work: MergeFolder, position: int, folder: Path) -> None:
     """One task's factors and whole tensors, streamed from the parts."""
     infos: dict[str, TensorInfo] = {}
     for index, tensor in enumerate(prepared.plan.tensors):
@@ -129,13 +129,13 @@ def _write_task(prepared: Prepared, work: WorkFolder, position: int, folder: Pat
     write_stream(folder / "factors.safetensors", infos, (read_bytes(info) for info in infos.values()))
 
 
-def _matrix_headers(prepared: Prepared, work: WorkFolder) -> Iterator[tuple[str, dict[str, TensorInfo]]]:
+def _matrix_headers(prepared: Prepared, work: MergeFolder) -> Iterator[tuple[str, dict[str, TensorInfo]]]:
     for index, tensor in enumerate(prepared.plan.tensors):
         if tensor.matrix is not None:
             yield tensor.name, work.header(index)
 
 
-def _ranks(prepared: Prepared, work: WorkFolder) -> dict[str, list[int]]:
+def _ranks(prepared: Prepared, work: MergeFolder) -> dict[str, list[int]]:
     count = len(prepared.recipe.tasks)
     return {
         name: [header[f"{i}.s"].shape[0] if f"{i}.s" in header else 0 for i in range(count)]
@@ -143,7 +143,7 @@ def _ranks(prepared: Prepared, work: WorkFolder) -> dict[str, list[int]]:
     }
 
 
-def _write_statistics(prepared: Prepared, work: WorkFolder, path: Path) -> None:
+def _write_statistics(prepared: Prepared, work: MergeFolder, path: Path) -> None:
     """A row for each matrix, in the order of the manifest's `ranks`."""
     rows = [header for _, header in _matrix_headers(prepared, work)]
     names = ("norm", "energy", "cosine", "accepted")
@@ -152,7 +152,7 @@ def _write_statistics(prepared: Prepared, work: WorkFolder, path: Path) -> None:
     write_tensors(path, {n: torch.stack(v) if v else torch.zeros(0, count) for n, v in stacked.items()})
 
 
-def _write_fixed(prepared: Prepared, work: WorkFolder, path: Path) -> None:
+def _write_fixed(prepared: Prepared, work: MergeFolder, path: Path) -> None:
     """The core matrices: with the tasks' factors they are the fixed model."""
     infos = {name: header["core"] for name, header in _matrix_headers(prepared, work) if "core" in header}
     write_stream(path, infos, (read_bytes(info) for info in infos.values()))

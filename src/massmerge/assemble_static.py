@@ -10,18 +10,18 @@ from massmerge.assemble import base_bytes, common, copy_head, copy_processor, wr
 from massmerge.bundle import write_manifest
 from massmerge.card import checkpoint_card
 from massmerge.checkpoints.skeleton import from_matrix
+from massmerge.mergefolder import MergeFolder
 from massmerge.methods import KEEPING_METHODS
 from massmerge.methods.scales import scale_of
 from massmerge.plan import TensorPlan
 from massmerge.prepare import Prepared
 from massmerge.tensorfile import TensorInfo, read_bytes, read_tensor, tensor_bytes, write_stream
-from massmerge.workfolder import WorkFolder
 
 HEADS = "heads"
 """Folder of the tasks' heads beside one merged model."""
 
 
-def assemble_checkpoint(prepared: Prepared, work: WorkFolder, fingerprint: str) -> None:
+def assemble_checkpoint(prepared: Prepared, work: MergeFolder, fingerprint: str) -> None:
     """Write one merged model as an ordinary Hugging Face folder, the tasks' heads in a folder beside its weights."""
     out = work.result
     write_config(prepared, out)
@@ -38,7 +38,7 @@ def assemble_checkpoint(prepared: Prepared, work: WorkFolder, fingerprint: str) 
     _finish(prepared, out, fingerprint, sum(info.nbytes for info in infos.values()), scale)
 
 
-def assemble_checkpoints(prepared: Prepared, work: WorkFolder, fingerprint: str) -> None:
+def assemble_checkpoints(prepared: Prepared, work: MergeFolder, fingerprint: str) -> None:
     """Write a checkpoint for each task, with its head; and what all of them would weigh in the method's own form."""
     out = work.result
     parts = {t: work.header(i) for i, t in enumerate(prepared.plan.tensors)}

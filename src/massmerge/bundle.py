@@ -14,6 +14,7 @@ from torch import Tensor
 
 from massmerge.checkpoints.backbone import language_class
 from massmerge.checkpoints.pretrained import CONFIGS, pretrained_config, refuse_code
+from massmerge.durable import write_text
 from massmerge.errors import InputError, listing
 from massmerge.linalg import Factors
 from massmerge.manifest import BASE_WEIGHTS, FORMAT_VERSION, STATISTICS, manifest_fault
@@ -24,19 +25,21 @@ MANIFEST = "mass.json"
 MOVED = "replaced"  # where a work folder keeps a bundle that is about to be replaced
 FIXED = "fixed.safetensors"
 ROUTER = "router.safetensors"
+LEFT_OVER = (f".{MANIFEST}.draft", f".{ROUTER}.draft")
+"""Drafts that earlier versions left in a bundle when they were killed; of no use to anyone."""
 _CHUNK = 1 << 20
 _MANIFEST_LIMIT = 100_000_000  # bytes
 _LOADED = ("base", "processor", "tasks")
 
 
-def work_folder(target: Path) -> Path:
-    """The folder beside a bundle in which merges work."""
-    return target.parent / f".{target.name}.partial"
+def work_folder(target: Path, kind: str = "partial") -> Path:
+    """The folder beside a target in which a command works."""
+    return target.parent / f".{target.name}.{kind}"
 
 
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, read in pieces."""
-    digest = hashlib.sha256()
+def file_sha256(path: Path, start: bytes = b"") -> str:
+    """SHA-256 of a file, read in pieces, or of some bytes and the file after them."""
+    digest = hashlib.sha256(start)
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
@@ -53,30 +56,13 @@ def write_manifest(folder: Path, data: dict[str, Any]) -> None:
 def sign_manifest(folder: Path, data: dict[str, Any]) -> None:
     """Write a manifest as it is given, with a checksum of its own; the one before stays until the new one is whole."""
     text = json.dumps({**data, "sha256": _manifest_sha256(data)}, ensure_ascii=False)
-    draft = folder / f".{MANIFEST}.draft"
-    try:
-        draft.write_text(text + "\n", encoding="utf-8")
-        draft.replace(folder / MANIFEST)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_text(folder / MANIFEST, text + "\n")
 
 
 def _manifest_sha256(data: dict[str, Any]) -> str:
     """Checksum of what a manifest says, whatever the order of its keys."""
     rest = {key: value for key, value in data.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def add_file(folder: Path, draft: Path, name: str, changes: dict[str, Any]) -> None:
-    """Put a file into a bundle that stands, and change its manifest to match.
-
-    The manifest is replaced last and whole. Between the two renames a reader sees a file that differs from the manifest
-    and refuses it, which running the same command again mends.
-    """
-    manifest = read_manifest(folder)
-    entry = {"bytes": draft.stat().st_size, "sha256": file_sha256(draft)}
-    draft.replace(folder / name)
-    sign_manifest(folder, {**manifest, **changes, "files": {**manifest["files"], name: entry}})
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

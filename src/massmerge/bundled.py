@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from massmerge.base_model import referenced_base
 from massmerge.bundle import ROUTER, Bundle, BundleTask, read_manifest
-from massmerge.checkpoints import Base, HeadParts, LowRank, Source
+from massmerge.checkpoints import Base, HeadParts, LowRank, Source, find_source
 from massmerge.checkpoints.backbone import language_class, load_config
 from massmerge.checkpoints.skeleton import build
 from massmerge.deltas import Kept
@@ -19,6 +20,7 @@ from massmerge.errors import InputError, Problem
 from massmerge.heads import HeadSource
 from massmerge.linalg import Factors
 from massmerge.manifest import BASE_WEIGHTS
+from massmerge.sourcefiles import SourceFiles
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,12 @@ class Bundled:
 
     Args:
         bundle: the bundle.
+        files: its files, watched since before they were read.
         tasks: the tasks that are taken over; all of them by default.
     """
 
-    def __init__(self, bundle: Bundle, tasks: tuple[str, ...] | None = None) -> None:
-        self.bundle = bundle
+    def __init__(self, bundle: Bundle, files: SourceFiles, tasks: tuple[str, ...] | None = None) -> None:
+        self.bundle, self.files = bundle, files
         self.tasks = [task for task in bundle.tasks if tasks is None or task.name in tasks]
 
     def changed(self) -> bool:
@@ -116,6 +119,8 @@ class Bundled:
         inside = Source(said["source"], self.bundle.path / "base", said["revision"])
         config = load_config(inside)
         if BASE_WEIGHTS not in self.bundle.manifest["files"]:
+            with suppress(InputError):  # which is told by what opens it
+                self.files.watch("base", find_source(said["location"], Path(), download=True))
             return referenced_base(self.bundle, config, check=True)
         skeleton, store = build(config, said["class"]), inside.store()
         return Base(inside, skeleton, store, skeleton.match(store.infos).readings)

@@ -10,14 +10,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from massmerge.bundle import ROUTER, add_file, read_manifest
+from massmerge.bundle import LEFT_OVER, MANIFEST, ROUTER, file_sha256, read_manifest, sign_manifest
+from massmerge.durable import link_tree
 from massmerge.errors import InputError
+from massmerge.mergefolder import recover
 from massmerge.model import Model, load
 from massmerge.routing import FirstPass
 from massmerge.routing.mlp import fit_mlp
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.routing.prototype import SHARE, SHARE_ALIKE, fit_prototypes
+from massmerge.sourcefiles import SourceFiles
 from massmerge.tensorfile import read_tensors, write_tensors
+from massmerge.workfolder import WorkFolder, in_words
 
 Kind = Literal["prototype", "nearest", "mlp"]
 
@@ -28,7 +32,7 @@ def calibrate(
     """Fit a router on inputs of each task and make it the bundle's.
 
     Args:
-        path: the bundle; its router and manifest are changed.
+        path: the bundle. It is replaced as a whole by one with the router; all other files stay what they are.
         inputs: for each task some inputs of it; they need no labels.
         kind: `prototype` keeps the mean activation and counts it together with the subspaces, `nearest` keeps all of them,
             `mlp` trains a network on them.
@@ -39,8 +43,27 @@ def calibrate(
 
     Raises:
         InputError: a task is unknown or has no inputs, or one of them cannot be read.
+        MassError: another command is writing the bundle, it has changed meanwhile, or the disk is full.
     """
     path = Path(path)
+    recover(path)
+    read_manifest(path)  # what is no bundle gets no folder beside it
+    work = WorkFolder(path)
+    with in_words(work.path), work.held():
+        try:
+            files = SourceFiles.of_bundle(path)
+            used, fitted = _fit(path, files, inputs, kind, count)
+            _write(path, work.fresh_result(), kind, fitted)
+            work.publish(replacing=True)
+        finally:
+            work.discard()
+    return used
+
+
+def _fit(
+    path: Path, files: SourceFiles, inputs: Mapping[str, Iterable[Any]], kind: Kind, count: int
+) -> tuple[dict[str, int], dict[str, Tensor]]:
+    """How many inputs of each task were used, and the tensors of the router that was fitted on them."""
     model = load(path, router="projection", check=True)
     unknown = [name for name in inputs if name not in model.tasks]
     if unknown:
@@ -49,6 +72,11 @@ def calibrate(
     empty = [task for task, items in chosen.items() if not items]
     if empty:
         raise InputError(f"no inputs for {', '.join(empty)}. Every task needs some; a dozen is enough.")
+    fitted = files.settled(lambda: _fitted(model, chosen, kind))
+    return {task: len(items) for task, items in chosen.items()}, fitted
+
+
+def _fitted(model: Model, chosen: dict[str, list[Any]], kind: Kind) -> dict[str, Tensor]:
     owners = torch.tensor([t for t, items in enumerate(chosen.values()) for _ in items])
     fitted: dict[str, Tensor] = {}
     for first_pass, routers in _looks(model, kind):
@@ -56,13 +84,19 @@ def calibrate(
         for voter, z, residuals in zip(first_pass.voters, activations, routers, strict=True):
             for name, tensor in fit_router(kind, z, owners, residuals).items():
                 fitted[f"{kind}.{voter.name}.{name}"] = tensor
+    return fitted
+
+
+def _write(path: Path, result: Path, kind: Kind, fitted: dict[str, Tensor]) -> None:
+    """The bundle at `path` with the fitted router, in a folder of its own that shares all other files with it."""
+    manifest = read_manifest(path)
     kept = {}
-    if ROUTER in read_manifest(path)["files"]:
+    if ROUTER in manifest["files"]:
         kept = {n: t for n, t in read_tensors(path / ROUTER) if not n.startswith(f"{kind}.")}
-    draft = path / f".{ROUTER}.draft"
-    write_tensors(draft, {**kept, **fitted})
-    add_file(path, draft, ROUTER, {"router_kind": kind})
-    return {task: len(items) for task, items in chosen.items()}
+    link_tree(path, result, leave_out=(MANIFEST, ROUTER, *LEFT_OVER))
+    write_tensors(result / ROUTER, {**kept, **fitted})
+    entry = {"bytes": (result / ROUTER).stat().st_size, "sha256": file_sha256(result / ROUTER)}
+    sign_manifest(result, {**manifest, "router_kind": kind, "files": {**manifest["files"], ROUTER: entry}})
 
 
 def _looks(model: Model, kind: Kind) -> list[tuple[FirstPass, list[ProjectionRouter]]]:

@@ -13,10 +13,11 @@ from massmerge.bundle import Bundle
 from massmerge.bundled import Bundled
 from massmerge.errors import InputError
 from massmerge.heads.text import template_sets
+from massmerge.mergefolder import recover
 from massmerge.merging import Progress, carry_out, workers_or_all
 from massmerge.prepare import Prepared, prepare
 from massmerge.recipe import Recipe, TaskRecipe, names_differ
-from massmerge.workfolder import recover
+from massmerge.sourcefiles import SourceFiles
 from massmerge.yamlfile import Part
 
 
@@ -148,7 +149,7 @@ def prepare_addition(
     download: bool = True,
 ) -> Prepared:
     """Open a bundle and the experts of new tasks, and plan; see `add`."""
-    opened = _open(bundle)
+    opened, files = _open(bundle)
     if isinstance(tasks, str | Path):
         folder = folder or Path(tasks).resolve().parent
         tasks = Addition.load(tasks)
@@ -168,7 +169,7 @@ def prepare_addition(
             "shared_labels": [*opened.recipe.shared_labels, *given.shared_labels],
         }
     )
-    return prepare(recipe, place, download=download, workers=workers, bundled=Bundled(opened))
+    return prepare(recipe, place, download=download, workers=workers, bundled=Bundled(opened, files))
 
 
 def _paths_start_here(recipe: Recipe, folder: Path) -> bool:
@@ -193,7 +194,7 @@ def _anchored(task: TaskRecipe, folder: Path) -> TaskRecipe:
 
 def prepare_removal(bundle: str | Path, tasks: str | Sequence[str], *, workers: int = 2) -> Prepared:
     """Open a bundle and plan it without some of its tasks; see `remove`."""
-    opened = _open(bundle)
+    opened, files = _open(bundle)
     gone = {tasks} if isinstance(tasks, str) else set(map(str, tasks))
     names = [task.name for task in opened.tasks]
     unknown = sorted(gone - set(names))
@@ -204,7 +205,8 @@ def prepare_removal(bundle: str | Path, tasks: str | Sequence[str], *, workers: 
     left = tuple(name for name in names if name not in gone)
     if not left:
         raise InputError(f"{bundle}: no task would be left. A bundle has at least one; remove the folder instead.")
-    return prepare(_without(opened.recipe, gone), Path(), download=True, workers=workers, bundled=Bundled(opened, left))
+    bundled = Bundled(opened, files, left)
+    return prepare(_without(opened.recipe, gone), Path(), download=True, workers=workers, bundled=bundled)
 
 
 def _without(recipe: Recipe, gone: set[str]) -> Recipe:
@@ -228,7 +230,8 @@ def _joined(groups: list[list[str]]) -> list[list[str]]:
     return joined
 
 
-def _open(bundle: str | Path) -> Bundle:
+def _open(bundle: str | Path) -> tuple[Bundle, SourceFiles]:
     """The bundle, whose every file is looked at: damage must not be carried over under new checksums."""
-    recover(Path(bundle).resolve())
-    return Bundle(bundle)
+    recover(Path(bundle))
+    files = SourceFiles.of_bundle(Path(bundle))
+    return Bundle(bundle), files

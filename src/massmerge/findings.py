@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from massmerge.errors import Problem
+from massmerge.mergefolder import MergeFolder
 from massmerge.prepare import Prepared
 from massmerge.routing.projection import site_basis
 from massmerge.routing.separation import separation
 from massmerge.routing.sites import Site, choose_sites, find_sites
 from massmerge.tensorfile import read_tensor
-from massmerge.workfolder import WorkFolder
 
 
-def findings(prepared: Prepared, work: WorkFolder) -> list[Problem]:
+def findings(prepared: Prepared, work: MergeFolder) -> list[Problem]:
     """Warnings about a merge, from its parts."""
     found = list(_equal_experts(prepared, work))
     if not prepared.recipe.merge.static and prepared.recipe.router.kind == "projection":
@@ -24,7 +24,7 @@ def findings(prepared: Prepared, work: WorkFolder) -> list[Problem]:
     return found
 
 
-def _equal_experts(prepared: Prepared, work: WorkFolder) -> Iterator[Problem]:
+def _equal_experts(prepared: Prepared, work: MergeFolder) -> Iterator[Problem]:
     """Experts that change nothing, which most often is a mistake in the recipe."""
     parts = [work.header(i) for i in range(len(prepared.plan.tensors))]
     changed = sum((read_tensor(part["norm"]) for part in parts), start=torch.zeros(len(prepared.recipe.tasks)))
@@ -34,7 +34,7 @@ def _equal_experts(prepared: Prepared, work: WorkFolder) -> Iterator[Problem]:
             yield Problem(f"task {task.name} ({task.expert})", text, "warning")
 
 
-def _inseparable_tasks(prepared: Prepared, work: WorkFolder) -> Iterator[Problem]:
+def _inseparable_tasks(prepared: Prepared, work: MergeFolder) -> Iterator[Problem]:
     """Tasks whose subspaces the projection router cannot tell apart."""
     tasks = prepared.plan.tasks
     sites = _voting_sites(prepared, work)
@@ -69,7 +69,7 @@ def _warning(what: str) -> Problem:
     )
 
 
-def _voting_sites(prepared: Prepared, work: WorkFolder) -> list[Site]:
+def _voting_sites(prepared: Prepared, work: MergeFolder) -> list[Site]:
     """The sites that will vote; none where the skeleton of the model cannot be traced."""
     model = prepared.base.skeleton.model.eval()
     try:
@@ -86,7 +86,7 @@ def _voting_sites(prepared: Prepared, work: WorkFolder) -> list[Site]:
     return choose_sites(sites, prepared.recipe.router.site, covered, half=model.main_input_name == "pixel_values")
 
 
-def _basis(work: WorkFolder, places: dict[str, int], site: Site, task: int) -> Tensor:
+def _basis(work: MergeFolder, places: dict[str, int], site: Site, task: int) -> Tensor:
     """A task's orthonormal rows at a site."""
     parts = [work.header(places[name]) for name in site.tensors if name in places]
     found = [(read_tensor(part[f"{task}.s"]), read_tensor(part[f"{task}.v"])) for part in parts if f"{task}.s" in part]

@@ -6,9 +6,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -20,18 +21,17 @@ import massmerge
 from massmerge.allocator import mapped_buffers
 from massmerge.assemble import assemble_bundle
 from massmerge.assemble_static import assemble_checkpoint, assemble_checkpoints
-from massmerge.bundle import file_sha256
 from massmerge.deltas import Kept, delta, distinct
 from massmerge.errors import InputError, MassError, Problem, problems_error
 from massmerge.findings import findings
-from massmerge.heads.text import template_sets
 from massmerge.linalg import Factors, core_matrix, cosine_matrix
+from massmerge.mergefolder import MergeFolder, recover, refuse_target
 from massmerge.originals import Originals
 from massmerge.plan import TensorPlan
 from massmerge.prepare import Prepared, prepare, recipe_and_folder
-from massmerge.recipe import LinearHead, Recipe, TaskRecipe, TextHead
+from massmerge.recipe import Recipe
+from massmerge.sourcefiles import named_files
 from massmerge.static_parts import StaticParts
-from massmerge.workfolder import WorkFolder, recover, refuse_target
 
 
 class Progress(Protocol):
@@ -132,30 +132,37 @@ def carry_out(
         raise problems_error(refused)
     planned(prepared)
     fingerprint = _fingerprint(prepared, workers)
-    work = WorkFolder(target, fingerprint)
+    work = MergeFolder(target, fingerprint)
     if refuse_target(target, fingerprint, overwrite=overwrite):
-        work.sweep()
         progress.phase(f"{target} is complete already: nothing to do")
         return target
     _refuse_full_disk(target, prepared)
-    try:
-        with work.opened(), mapped_buffers():
-            refuse_target(target, fingerprint, overwrite=overwrite)  # another merge may have published meanwhile
-            _refuse_changed(prepared, work)
-            _Run(prepared, work, progress).run(workers)
-            _tell(findings(prepared, work), progress, strict=strict)
-            progress.phase("writing …")
-            _assemble(prepared, work, fingerprint)
-            _refuse_changed(prepared, work)
-            work.publish()
-    except InputError:
-        work.discard()  # nothing of a merge with wrong input is worth resuming
-        _refuse_changed(prepared, work)  # which would explain the fault better
-        raise
+    with work.opened(), mapped_buffers(), _tidy(prepared, work):
+        refuse_target(target, fingerprint, overwrite=overwrite)  # another merge may have published meanwhile
+        _refuse_changed(prepared, work)
+        _tell_damaged(prepared, work, progress)
+        _Run(prepared, work, progress).run(workers)
+        _tell(findings(prepared, work), progress, strict=strict)
+        progress.phase("writing …")
+        prepared.files.settled(lambda: _assemble(prepared, work, fingerprint))
+        _refuse_changed(prepared, work)
+        work.publish(replacing=overwrite)
     return target
 
 
-def _refuse_changed(prepared: Prepared, work: WorkFolder) -> None:
+@contextmanager
+def _tidy(prepared: Prepared, work: MergeFolder) -> Iterator[None]:
+    """Keep what is finished of a merge that fails, but nothing of one with wrong input."""
+    try:
+        yield
+    except (MassError, OSError) as error:
+        if isinstance(error, InputError):
+            work.discard()
+        _refuse_changed(prepared, work)  # which would explain the fault better
+        raise
+
+
+def _refuse_changed(prepared: Prepared, work: MergeFolder) -> None:
     """Raise an error if the bundle that tasks are taken from is another one by now; nothing of this merge fits it."""
     if prepared.bundled is not None and prepared.bundled.changed():
         work.discard()
@@ -184,7 +191,8 @@ def _target(prepared: Prepared, out: str | Path | None, *, overwrite: bool) -> t
     return target, overwrite or target == own
 
 
-def _assemble(prepared: Prepared, work: WorkFolder, fingerprint: str) -> None:
+def _assemble(prepared: Prepared, work: MergeFolder, fingerprint: str) -> None:
+    work.fresh_result()
     if not prepared.recipe.merge.static:
         assemble_bundle(prepared, work, fingerprint)
     elif prepared.recipe.merge.keeps_tasks:
@@ -196,7 +204,7 @@ def _assemble(prepared: Prepared, work: WorkFolder, fingerprint: str) -> None:
 class _Run:
     """The tensors of one merge."""
 
-    def __init__(self, prepared: Prepared, work: WorkFolder, progress: Progress) -> None:
+    def __init__(self, prepared: Prepared, work: MergeFolder, progress: Progress) -> None:
         self.prepared, self.work, self.progress = prepared, work, progress
         self.originals = Originals(prepared)
         self.order = self.originals.tasks
@@ -210,7 +218,7 @@ class _Run:
             if todo and self.static is not None and self.static.looks:
                 self.progress.phase("looking at all tensors first …")
                 self.progress.start(self.static.looks, 0)
-                self.static.look(pool, workers, self.progress.tensor)
+                self.prepared.files.settled(partial(self.static.look, pool, workers, self.progress.tensor))
             self.progress.start(len(tensors), len(tensors) - len(todo))
             futures = [pool.submit(self._finish, i, t) for i, t in sorted(todo, key=lambda x: (-x[1].nbytes, x[0]))]
             try:
@@ -222,15 +230,14 @@ class _Run:
                     future.cancel()
 
     def _finish(self, index: int, tensor: TensorPlan) -> None:
+        self.work.finish(index, self.prepared.files.settled(lambda: self._part(tensor)))
+        self.progress.tensor(tensor.name)
+
+    def _part(self, tensor: TensorPlan) -> dict[str, Tensor]:
         given = {i: t for i, t in enumerate(self.order) if tensor.ranks[i]}
         if self.static is not None:
-            part = self.static.part(tensor)
-        elif tensor.matrix is None:
-            part = self._whole(tensor, given)
-        else:
-            part = self._factored(tensor, given)
-        self.work.finish(index, part)
-        self.progress.tensor(tensor.name)
+            return self.static.part(tensor)
+        return self._whole(tensor, given) if tensor.matrix is None else self._factored(tensor, given)
 
     def _kept(self, tensor: TensorPlan, given: dict[int, str], base: Tensor) -> dict[int, Kept]:
         found = {i: self.originals.kept(tensor, task, base) for i, task in given.items()}
@@ -306,25 +313,12 @@ def _fingerprint(prepared: Prepared, workers: int) -> str:
     files = {f"{s.text}/{p.name}": p for s in sources if s.revision is None for p in s.files()}
     if bundled is None:
         files |= {f"processor/{name}": path for name, path in prepared.processor.items()}
-    files |= {text: prepared.folder / Path(text).expanduser() for text in _files_of_tasks(prepared.opened)}
-    with ThreadPoolExecutor(workers) as pool:
-        sums = dict(zip(files, pool.map(file_sha256, files.values()), strict=True))
+    files |= {text: prepared.folder / Path(text).expanduser() for text in named_files(prepared.opened)}
+    sums = dict(zip(files, prepared.files.sums(files.values(), workers), strict=True))
     revisions = {s.text: s.revision for s in sources}
     taken = [bundled.bundle.manifest["sha256"]] if bundled else []  # which knows the bytes of all the bundle's files
     text = json.dumps([massmerge.__version__, prepared.recipe.dump(), revisions, sums, *taken], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _files_of_tasks(tasks: Iterable[TaskRecipe]) -> Iterator[str]:
-    """Files that tasks name beside their experts: a head's weights, label names."""
-    for task in tasks:
-        head = task.head
-        named: list[object] = [task.labels]
-        if isinstance(head, LinearHead):
-            named += [head.weights, head.labels]
-        elif isinstance(head, TextHead):
-            named += [head.classes, None if str(head.templates) in template_sets() else head.templates]
-        yield from (name for name in named if isinstance(name, str))
 
 
 def _refuse_full_disk(target: Path, prepared: Prepared) -> None:
@@ -334,6 +328,12 @@ def _refuse_full_disk(target: Path, prepared: Prepared) -> None:
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise MassError(f"{existing}: the merge needs {needed:,} bytes, the disk has {free:,} left. Free some space.")
+
+
+def _tell_damaged(prepared: Prepared, work: MergeFolder, progress: Progress) -> None:
+    for index in work.damaged:
+        name = prepared.plan.tensors[index].name
+        progress.warning(Problem(name, "what was kept of it is damaged on the disk; it is made again.", "warning"))
 
 
 def _tell(problems: list[Problem], progress: Progress, *, strict: bool) -> None:

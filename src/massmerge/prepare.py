@@ -33,6 +33,7 @@ from massmerge.plan import Plan, Sizes, TaskPlan, TensorPlan, merge_seconds, pea
 from massmerge.ranks import MatrixSize, core_bytes, factor_bytes, ranks_by_budget, ranks_by_rule
 from massmerge.recipe import Recipe, TaskRecipe, TextHead
 from massmerge.routing.sites import choose_sites, find_sites
+from massmerge.sourcefiles import SourceFiles
 from massmerge.tensorfile import TensorInfo, header_bytes
 
 _T = TypeVar("_T")
@@ -50,6 +51,8 @@ class Prepared:
     processor: dict[str, Path]
     base_head: HeadSource | None
     """The base's language head, where a task has none of its own."""
+    files: SourceFiles
+    """All files that were opened."""
     bundled: Bundled | None = None
     """The bundle that base and some of the tasks are taken from."""
     plan: Plan = field(init=False)
@@ -99,17 +102,20 @@ def prepare(
         bundled: a bundle that gives the base and the tasks it names; sources of the other tasks alone are opened.
     """
     attempt, tasks = _Attempts(), tasks_besides(recipe, bundled)
+    files = bundled.files if bundled else SourceFiles()
+
+    def find(who: str, text: str) -> Source:
+        return files.watch(who, find_source(text, folder, download=download))
+
+    for task in tasks:
+        files.watch_named(task, folder)
     sources = {
-        task.name: attempt(f"task {task.name}", partial(find_source, task.expert, folder, download=download))
-        for task in tasks
+        task.name: attempt(f"task {task.name}", partial(find, f"task {task.name}", task.expert)) for task in tasks
     }
-    base = attempt(
-        "base",
-        bundled.open_base if bundled else lambda: open_base(find_source(recipe.base, folder, download=download)),
-    )
+    base = attempt("base", bundled.open_base if bundled else lambda: open_base(find("base", recipe.base)))
     if base is None:
         raise problems_error(attempt.problems)
-    tower = _text_tower(recipe, tasks, folder, None if bundled else base, attempt, download=download)
+    tower = _text_tower(recipe, tasks, find, None if bundled else base, attempt)
     if bundled is None:
         base = _narrowed(base, [s for s in sources.values() if s is not None], image=tower is not None)
     given = [(task, source) for task in tasks if (source := sources[task.name]) is not None]
@@ -119,11 +125,11 @@ def prepare(
         attempt.problems += bundled.problems(heads)
         processor, base_head = bundled.processor(), attempt("base", partial(bundled.base_head, heads))
     else:
-        files = attempt("processor", lambda: _processor_files(recipe, folder, base.source, download=download))
-        processor, base_head = files or {}, find_base_head(base, heads.values())
+        found = attempt("processor", lambda: _processor_files(recipe, base.source, find))
+        processor, base_head = found or {}, find_base_head(base, heads.values())
     attempt.problems += _label_problems(recipe, heads)
     attempt("router.site", partial(_check_sites, recipe, base))
-    prepared = Prepared(recipe, folder, base, experts, heads, processor, base_head, bundled)
+    prepared = Prepared(recipe, folder, base, experts, heads, processor, base_head, files, bundled)
     prepared.plan = _plan(prepared, attempt.problems, workers)
     return prepared
 
@@ -165,11 +171,9 @@ def _open_tasks(
 def _text_tower(
     recipe: Recipe,
     tasks: list[TaskRecipe],
-    folder: Path,
+    find: Callable[[str, str], Source],
     base: Base | None,
     attempt: _Attempts,
-    *,
-    download: bool,
 ) -> TextTower | None:
     """The base's text tower, if a head is made of texts; its tokenizer is the processor's, else the base's.
 
@@ -178,12 +182,12 @@ def _text_tower(
     if not any(isinstance(task.head, TextHead) for task in tasks):
         return None
     if base is None:
-        base = open_base(find_source(recipe.base, folder, download=download))
+        base = open_base(find("base", recipe.base))
     vision_tower(base)  # refuses a base that has no towers
     if recipe.processor is None:
         return TextTower(base, base.source)
     named = recipe.processor
-    return TextTower(base, attempt("processor", lambda: find_source(named, folder, download=download)) or base.source)
+    return TextTower(base, attempt("processor", partial(find, "processor", named)) or base.source)
 
 
 def _narrowed(base: Base, sources: list[Source], *, image: bool) -> Base:
@@ -199,9 +203,9 @@ def _narrowed(base: Base, sources: list[Source], *, image: bool) -> Base:
     return base
 
 
-def _processor_files(recipe: Recipe, folder: Path, base: Source, *, download: bool) -> dict[str, Path]:
+def _processor_files(recipe: Recipe, base: Source, find: Callable[[str, str], Source]) -> dict[str, Path]:
     """The files of the tokenizer or image processor."""
-    source = base if recipe.processor is None else find_source(recipe.processor, folder, download=download)
+    source = base if recipe.processor is None else find("processor", recipe.processor)
     files = {name: path for name in PROCESSOR_FILES if (path := source.file(name)) is not None}
     if recipe.processor is not None and not files:
         raise InputError(f"{recipe.processor}: no tokenizer or image processor in it.")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,8 +157,6 @@ def write_stream(path: Path, infos: dict[str, TensorInfo], data: Iterable[memory
             if len(chunk) != info.nbytes:
                 raise ValueError(f"{path}: {len(chunk)} bytes for a tensor of {info.nbytes}")
             file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -62,7 +62,7 @@ def not_fitted(bundle: Bundle, kind: str, voters: list[Voter]) -> list[str]:
 
 def _fitted(bundle: Bundle) -> dict[str, TensorInfo]:
     """Where the tensors of fitted routers lie."""
-    return read_header(bundle.path / ROUTER) if (bundle.path / ROUTER).is_file() else {}
+    return read_header(bundle.file(ROUTER)) if ROUTER in bundle.manifest["files"] else {}
 
 
 def _projections(voters: list[Voter], tensors: TaskTensors, score: Score) -> list[ProjectionRouter]:

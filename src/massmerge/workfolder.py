@@ -1,11 +1,9 @@
-"""The folder beside the target in which a merge keeps what is finished, so that a killed merge can go on.
+"""The folder beside a target in which a command works under a lock, and whose result becomes the target when complete.
 
-.out.partial/
-  fingerprint     what is being merged; a different merge starts anew
-  lock            held while a merge runs
-  parts/          one file a finished tensor, written under another name and renamed
-  replaced/       the bundle that was at the target, until the result is there
-  result/         what the parts are put together to, renamed to the target when complete
+.out.partial/     of commands that write a bundle: merge, add, remove, calibrate; `.out.export` of an export
+  lock            held while a command works
+  result/         what will be the target, or what was there before; nobody misses it
+  replaced/       what was at the target, for the moment between two renames; only where folders cannot trade places
 """
 
 from __future__ import annotations
@@ -16,147 +14,110 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 from filelock import FileLock, Timeout
-from torch import Tensor
 
-from massmerge.bundle import MANIFEST, MOVED, find_damage, read_manifest, work_folder
-from massmerge.errors import InputError, MassError, listing
-from massmerge.tensorfile import TensorInfo, read_header, write_tensors
+from massmerge.bundle import MOVED, work_folder
+from massmerge.durable import exchange, sync_folder, sync_tree
+from massmerge.errors import MassError
+
+_LOCK = "lock"
+
+
+class Busy(MassError):
+    """Another command is writing the same target."""
 
 
 class WorkFolder:
-    """What is finished of one merge."""
+    """A place to work in beside a target.
 
-    def __init__(self, target: Path, fingerprint: str) -> None:
-        self.target = target
-        self.path = work_folder(target)
+    Args:
+        target: the folder that will be written.
+        kind: the ending of the work folder's name. Commands that share it exclude each other.
+    """
+
+    def __init__(self, target: Path, kind: Literal["partial", "export"] = "partial") -> None:
+        self.target = target.resolve()
+        self.path = work_folder(self.target, kind)
         self.result = self.path / "result"
-        self._parts = self.path / "parts"
-        self._fingerprint = fingerprint
+        self.moved = self.path / MOVED
         self._made = [folder for folder in self.path.parents if not folder.exists()]
 
     @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Hold the folder for one merge; parts of a different merge are thrown away.
+    def held(self) -> Iterator[None]:
+        """Hold the folder for one command.
 
         Raises:
-            MassError: another merge holds it, or it cannot be written.
+            Busy: another command holds it.
         """
-        with _in_words(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            try:
-                with FileLock(self.path / "lock", timeout=0):
-                    self._begin()
-                    yield
-            except Timeout:
-                raise MassError(
-                    f"{self.target}: another merge is writing it. Wait for it, or choose another target."
-                ) from None
+        lock = FileLock(self.path / _LOCK, timeout=0)
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire()
+        except (Timeout, FileNotFoundError):  # not found: the other one has just removed the folder
+            raise Busy(
+                f"{self.target}: another command is writing it. Wait for it, or choose another target."
+            ) from None
+        try:
+            self._put_back()
+            yield
+        finally:
+            lock.release()
 
-    def _begin(self) -> None:
-        mark = self.path / "fingerprint"
-        if not mark.is_file() or mark.read_text() != self._fingerprint:
-            shutil.rmtree(self._parts, ignore_errors=True)
-            mark.write_text(self._fingerprint)
-        shutil.rmtree(self.result, ignore_errors=True)
-        self._parts.mkdir(exist_ok=True)
+    def _put_back(self) -> None:
+        """Give the target back what a killed command had moved aside."""
+        if self.moved.is_dir() and not self.target.exists():
+            self.moved.rename(self.target)
+
+    def fresh_result(self) -> Path:
+        """The folder of the result, with nothing in it."""
+        if self.result.exists():
+            shutil.rmtree(self.result)
         self.result.mkdir()
+        return self.result
 
-    def part(self, index: int) -> Path:
-        """The file of one tensor."""
-        return self._parts / f"{index:06d}.safetensors"
+    def publish(self, *, replacing: bool) -> None:
+        """Make the complete result the target, once all of it is on the disk; then tidy up.
 
-    def finished(self, index: int) -> bool:
-        """Whether the tensor's part is there."""
-        return self.part(index).is_file()
-
-    def finish(self, index: int, tensors: dict[str, Tensor]) -> None:
-        """Keep a tensor's part; it appears whole or not at all."""
-        draft = self.part(index).with_suffix(".draft")
-        write_tensors(draft, tensors)
-        draft.replace(self.part(index))
-
-    def header(self, index: int) -> dict[str, TensorInfo]:
-        """What a part holds."""
-        return read_header(self.part(index))
-
-    def publish(self) -> None:
-        """Make the complete result the target; an older one is moved aside first and then removed."""
-        old = self.path / MOVED
-        shutil.rmtree(old, ignore_errors=True)
-        if self.target.exists():
-            self.target.rename(old)
-        self.result.rename(self.target)
-        _sync(self.target.parent)
+        Args:
+            replacing: whether what is at the target makes way. If not, an empty folder may be there and nothing else.
+        """
+        sync_tree(self.result)
+        if not replacing or not self.target.exists():
+            with suppress(FileNotFoundError):
+                self.target.rmdir()
+            self.result.rename(self.target)
+        elif not exchange(self.result, self.target):
+            self._replace_in_two_steps()
+        sync_folder(self.path)
+        sync_folder(self.target.parent)
         self.discard()
 
-    def sweep(self) -> None:
-        """Remove what is left of a merge that was killed when its result was in place already."""
-        if self.path.is_dir():
-            with self.opened():
-                self.discard()
+    def _replace_in_two_steps(self) -> None:
+        """Killed in between, the next command of this kind gives the target back what it was."""
+        if self.moved.exists():
+            raise MassError(
+                f"{self.moved}: is what was at {self.target} when a command was killed, and something else is there by now. "
+                "Move one of the two away."
+            )
+        self.target.rename(self.moved)
+        self.result.rename(self.target)
+        self.moved.rename(self.result)
 
     def discard(self) -> None:
-        """Remove the folder and everything in it, and the folders above it that were made for it and are empty."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        with suppress(OSError):
-            for folder in self._made:
-                folder.rmdir()
-
-
-def recover(target: Path) -> None:
-    """Mend what a merge leaves that is killed while it replaces its target: a bundle moved aside, a folder beside it.
-
-    While another merge holds that folder, nothing is done.
-    """
-    work = WorkFolder(target, "")
-    if not work.path.is_dir():
-        return
-    with _in_words(work.path), suppress(Timeout), FileLock(work.path / "lock", timeout=0):
-        moved, mark = work.path / MOVED, work.path / "fingerprint"
-        if not target.exists() and moved.is_dir():
-            moved.rename(target)
-        # The mark is gone if it was killed while it tidied up.
-        elif (target / MANIFEST).is_file() and (
-            not mark.is_file() or read_manifest(target).get("fingerprint") == mark.read_text()
-        ):
-            work.discard()
-
-
-def refuse_target(target: Path, fingerprint: str, *, overwrite: bool) -> bool:
-    """Whether the target already is the result of this very merge.
-
-    Raises:
-        InputError: something else is there, which is not overwritten, or not without being told to.
-    """
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        return False
-    try:
-        manifest = read_manifest(target)
-    except InputError as error:
-        raise InputError(
-            f"{target}: exists and is no bundle that can be read; it is never overwritten. Choose another target, or "
-            f"remove it yourself. ({str(error).partition('. ')[0]})"
-        ) from None
-    named = {target / MANIFEST, *(target / name for name in manifest["files"])}
-    foreign = [p.relative_to(target).as_posix() for p in sorted(target.rglob("*")) if not p.is_dir() and p not in named]
-    if overwrite and foreign:
-        raise InputError(f"{target}: holds files that are not the bundle's; move them away:{listing(foreign)}")
-    if overwrite:
-        return False
-    if manifest.get("fingerprint") != fingerprint:
-        raise InputError(
-            f"{target}: is a bundle of another recipe, or of sources that have changed since. `--overwrite` replaces it."
-        )
-    faults = find_damage(target, manifest)
-    if faults:
-        raise InputError(f"{target}: is this very bundle, but damaged:{listing(faults)}\n  `--overwrite` replaces it.")
-    return True
+        """Remove the result, and the folder if nothing else is in it; the lock goes last, for it is still held."""
+        self._put_back()
+        shutil.rmtree(self.result, ignore_errors=True)
+        if self.path.is_dir() and {path.name for path in self.path.iterdir()} <= {_LOCK}:
+            with suppress(OSError):  # another command may have come, or folders above are in use
+                (self.path / _LOCK).unlink(missing_ok=True)
+                for folder in (self.path, *self._made):
+                    folder.rmdir()
 
 
 @contextmanager
-def _in_words(work: Path) -> Iterator[None]:
+def in_words(work: Path) -> Iterator[None]:
     """Errors of the disk in words."""
     try:
         yield
@@ -165,25 +126,20 @@ def _in_words(work: Path) -> Iterator[None]:
 
 
 def _words(error: OSError, work: Path) -> str:
-    """What happened to the disk during a merge, and what to do."""
+    """What happened to the disk during a command, and what to do."""
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else work
-    ours = path.is_relative_to(work) or work.is_relative_to(path)
+    ours = path.parent == work.parent or path.is_relative_to(work) or work.is_relative_to(path)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{work}: the disk is full. Free some space and run the same command again; it goes on from there."
     if isinstance(error, FileNotFoundError):
-        return f"{path}: vanished during the merge. Put it back and run the same command again; it goes on from there."
+        return f"{path}: vanished meanwhile. Put it back and run the same command again; it goes on from there."
+    if error.errno in (errno.EBUSY, errno.EXDEV):
+        return f"{path}: cannot be replaced, for it is a mount point. Work on a copy of it in another folder."
+    if error.errno == errno.ENOTEMPTY:
+        return f"{path}: something was put there meanwhile. Move it away and run the same command again."
     if isinstance(error, FileExistsError | NotADirectoryError):
         file = next((p for p in (work, *work.parents) if p.exists() and not p.is_dir()), path)
         return f"{path}: cannot be made, because {file} is no folder. Choose another target."
     if ours:
-        return f"{path}: cannot be written ({error.strerror}). Choose another target."
+        return f"{path}: cannot be written ({error.strerror or error}). Choose another target."
     return f"{path}: cannot be read ({error.strerror})."
-
-
-def _sync(folder: Path) -> None:
-    """Make a rename last through a loss of power."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from pathlib import Path
 
 import click
 
@@ -11,7 +12,9 @@ from massmerge.bundle import Bundle
 from massmerge.calibration import Kind
 from massmerge.calibration import calibrate as fit
 from massmerge.cli.common import print_json, verb
+from massmerge.cli.merged import refuse_inside
 from massmerge.errors import InputError
+from massmerge.mergefolder import recover
 from massmerge.rows import is_file_or_folder, read_inputs
 
 
@@ -28,6 +31,8 @@ def calibrate(
     bundle: str, given: tuple[str, ...], column: str | None, kind: Kind, count: int, as_json: bool, quiet: bool
 ) -> None:
     """Fit a router of BUNDLE on a few inputs of each task; no labels are needed. The bundle uses it from then on."""
+    refuse_inside(bundle)
+    recover(Path(bundle))
     image = Bundle(bundle, check=False).takes_images
     inputs: dict[str, Iterator[object]] = {}
     for entry in given:

@@ -8,6 +8,7 @@ import click
 
 from massmerge.checkpoints import find_source, open_base
 from massmerge.cli.common import plural, print_json, verb
+from massmerge.durable import drafted
 from massmerge.errors import InputError
 from massmerge.heads.labels import repeated
 from massmerge.heads.text import TextTower, read_texts, text_head
@@ -51,7 +52,8 @@ def head(
     tower = TextTower(opened, source)
     tensors = text_head(tower, names, used)
     Path(out).parent.mkdir(parents=True, exist_ok=True)
-    write_tensors(Path(out), tensors)
+    with drafted(Path(out)) as draft:
+        write_tensors(draft, tensors)
     if as_json:
         shape = list(tensors["weight"].shape)
         print_json({"path": out, "classes": len(names), "templates": len(used), "shape": shape, "scale": tower.scale})

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from massmerge.durable import drafted
 from massmerge.errors import InputError, MassError
 
 MARK = "demo.json"
@@ -102,6 +103,7 @@ def place(target: Path, content: bytes, placed: Placed, name: str | None = None)
             placed.kept.append(kept.name)
     if done is placed.written:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
+        with drafted(target) as draft:
+            draft.write_bytes(content)
     if name not in done:
         done.append(name)

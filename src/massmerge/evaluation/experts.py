@@ -18,6 +18,7 @@ from massmerge.base_model import load_base
 from massmerge.bundle import Bundle, file_sha256
 from massmerge.checkpoints import LowRank
 from massmerge.checkpoints.skeleton import from_matrix
+from massmerge.durable import write_text
 from massmerge.errors import InputError, problems_error
 from massmerge.evaluation.data import TaskData
 from massmerge.evaluation.metrics import Given, written
@@ -101,9 +102,7 @@ def _write(path: Path, key: str, opened: Experts, data: TaskData, answers: list[
     path.parent.mkdir(parents=True, exist_ok=True)
     expert = opened.sources.experts[data.task].source.text
     about = {"key": key, "task": data.task, "expert": expert, "data": data.where}
-    draft = path.with_suffix(".partial")
-    draft.write_text(json.dumps({**about, "answers": answers}, ensure_ascii=False), encoding="utf-8")
-    draft.replace(path)
+    write_text(path, json.dumps({**about, "answers": answers}, ensure_ascii=False))
 
 
 def _read(path: Path, key: str) -> list[Given] | None:

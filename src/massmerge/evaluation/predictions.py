@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from massmerge.durable import drafted
 from massmerge.evaluation.metrics import own_label, shared_groups
 from massmerge.evaluation.results import Evaluation, RowResult
 
@@ -19,13 +20,14 @@ def write_predictions(found: Evaluation, folder: Path) -> Path:
     except ImportError:
         path = folder / "predictions.csv"
         rows = list(_predictions(found))
-        with path.open("w", encoding="utf-8", newline="") as file:
+        with drafted(path) as draft, draft.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
         return path
     path = folder / "predictions.parquet"
-    parquet.write_table(pyarrow.Table.from_pylist(list(_predictions(found))), path)
+    with drafted(path) as draft:
+        parquet.write_table(pyarrow.Table.from_pylist(list(_predictions(found))), draft)
     return path
 
 

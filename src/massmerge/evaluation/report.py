@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from massmerge.durable import write_text
 from massmerge.errors import MassError
 
 _DRAWN = 64  # figures that are kept as drawn
@@ -87,8 +88,8 @@ def write_report(folder: Path, title: str, parts: Sequence[Part]) -> None:
     for part in parts:
         if isinstance(part, Picture):
             (folder / f"{part.name}.png").write_bytes(_png(part.figure))
-    (folder / "report.md").write_text(as_markdown(title, parts), encoding="utf-8")
-    (folder / "report.html").write_text(as_html(title, parts), encoding="utf-8")
+    write_text(folder / "report.md", as_markdown(title, parts))
+    write_text(folder / "report.html", as_html(title, parts))
 
 
 # Markdown

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from massmerge.durable import write_text
 from massmerge.evaluation import plots
 from massmerge.evaluation.metrics import Figure
 from massmerge.evaluation.predictions import write_predictions
@@ -149,7 +150,7 @@ def title_of(found: Evaluation) -> str:
 def write_evaluation(found: Evaluation, folder: Path) -> None:
     """Write `report.md`, `report.html`, `result.json`, plots, and every answer as `predictions.parquet` or `.csv`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "result.json").write_text(found.to_json() + "\n", encoding="utf-8")
+    write_text(folder / "result.json", found.to_json() + "\n")
     write_predictions(found, folder)
     write_report(folder, f"{found.bundle} on {found.suite}", report_parts(found))
 

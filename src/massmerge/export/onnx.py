@@ -68,7 +68,6 @@ def write_onnx(opened: OpenBundle, positions: tuple[int, ...], folder: Path) -> 
     if getattr(model.config, "pad_token_id", 0) is None:
         model.config.pad_token_id = -1  # heads of the last token refuse batches without one
     inputs = random_inputs(base)
-    folder.mkdir()
     _export(
         _Outputs(model, list(inputs), around or linear), inputs, folder / MODEL, _output_name(base, around or linear)
     )

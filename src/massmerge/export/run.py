@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -17,6 +15,9 @@ from massmerge.export.onnx import write_onnx
 from massmerge.export.parts import Exported, Part
 from massmerge.export.peft import write_adapter
 from massmerge.export.sets import TOLERANCE, OpenBundle
+from massmerge.mergefolder import recover
+from massmerge.sourcefiles import SourceFiles
+from massmerge.workfolder import WorkFolder
 
 Form = Literal["peft", "hf", "onnx"]
 FORMS: tuple[str, ...] = get_args(Form)
@@ -47,29 +48,48 @@ def export_bundle(
         MassError: what was written does not give the bundle's outputs; nothing is left at the target.
     """
     place = Path(target)
+    recover(place)  # a bundle that a killed command has moved aside is not gone
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InputError(f"{target}: is there already. Choose another target, or remove it.")
+    files = SourceFiles.of_bundle(Path(bundle))
     opened = OpenBundle.open(bundle)
     positions = opened.positions(tasks)
     if form != "peft" and tasks is None and len(positions) > 1:
         known = ", ".join(opened.runtime.tasks)
         raise InputError(f"--to {form} writes one set: name its tasks by --tasks. There are {known}.")
-    with _appearing(place) as work:
-        if form == "peft":
-            work.mkdir()
-            parts = []
-            for position in positions:
-                name = opened.runtime.tasks[position]
-                progress(name)
-                parts.append(write_adapter(opened, position, work / name, adapters))
-        else:
+    work = WorkFolder(place, "export")
+
+    def write() -> list[Part]:
+        if form != "peft":
             progress(form)
-            parts = [_OF_SETS[form](opened, positions, work)]
-        half = opened.bundle.base_dtype != "float32"
-        for part in parts:
-            _refuse_difference(part, half=half)
-        sized = tuple(replace(part, nbytes=_bytes(work / part.path)) for part in parts)
+            return [_OF_SETS[form](opened, positions, work.fresh_result())]
+        return list(_adapters(opened, positions, work.fresh_result(), adapters, progress))
+
+    with work.held():
+        try:
+            parts = files.settled(write)
+            for part in parts:
+                _refuse_difference(part, half=opened.bundle.base_dtype != "float32")
+            _let_read(work.result)
+            sized = tuple(replace(part, nbytes=_bytes(work.result / part.path)) for part in parts)
+            work.publish(replacing=False)
+        finally:
+            work.discard()
     return Exported(str(target), form, sized)
+
+
+def _adapters(
+    opened: OpenBundle,
+    positions: Sequence[int],
+    folder: Path,
+    adapters: Adapters,
+    progress: Callable[[str], None],
+) -> Iterator[Part]:
+    """An adapter of each task, in a folder of its name."""
+    for position in positions:
+        name = opened.runtime.tasks[position]
+        progress(name)
+        yield write_adapter(opened, position, folder / name, adapters)
 
 
 def _refuse_difference(part: Part, *, half: bool) -> None:
@@ -80,23 +100,6 @@ def _refuse_difference(part: Part, *, half: bool) -> None:
             f"{part.name}: its outputs differ from the bundle's by {part.difference:.1e} of the largest, more than "
             f"{limit:.0e}. Nothing was written. Please report the architecture; --to hf may do."
         )
-
-
-@contextmanager
-def _appearing(target: Path) -> Iterator[Path]:
-    """A folder beside the target that takes its place when all went well, and goes away when not."""
-    target = target.absolute()
-    work = target.parent / f".{target.name}.partial"
-    shutil.rmtree(work, ignore_errors=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield work
-        _let_read(work)
-        if target.exists():
-            target.rmdir()
-        work.rename(target)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _let_read(folder: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from massmerge.durable import write_text
 from massmerge.evaluation.report import Heading, Items, Numbers, Part, Table, Text, write_report
 from massmerge.evaluation.studies.result import Result, about_lines, study_parts, verdict_words
 from massmerge.evaluation.studies.study import Verdict
@@ -22,7 +23,7 @@ def write_overview(results: Sequence[Result], left_out: Mapping[str, str], folde
     data = {"studies": [result.to_dict() for result in results], "left_out": dict(left_out)}
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(data, indent=2, ensure_ascii=False)
-    (folder / "result.json").write_text(text + "\n", encoding="utf-8")
+    write_text(folder / "result.json", text + "\n")
     write_report(folder, f"Studies of MASS on {results[0].about['suite']}", overview_parts(results, left_out))
 
 

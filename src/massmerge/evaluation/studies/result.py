@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import massmerge
+from massmerge.durable import write_text
 from massmerge.evaluation.report import Heading, Items, Part, Text, write_report
 from massmerge.evaluation.studies.study import Finding, Study, Verdict
 
@@ -64,7 +65,7 @@ def write_result(result: Result, folder: Path) -> None:
     """Write `result.json`, `report.md`, `report.html` and the plots."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(result.to_dict(), indent=2, ensure_ascii=False)
-    (folder / "result.json").write_text(text + "\n", encoding="utf-8")
+    write_text(folder / "result.json", text + "\n")
     title = f"{result.study.title}: {result.about['suite']}"
     write_report(folder, title, [*study_parts(result), *_end(result)])
 

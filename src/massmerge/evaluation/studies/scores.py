@@ -11,6 +11,7 @@ from torch import Tensor
 
 from massmerge.answers import Routing
 from massmerge.decision import Router
+from massmerge.durable import drafted
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.settings import Sample
 from massmerge.routing import Activation, FirstPass, Voter, margins, select, vote, weigh
@@ -55,9 +56,8 @@ def gather(
             first_pass = first_pass if isinstance(first_pass, FirstPass) else first_pass()
             made = _score(context, first_pass, routers, own, f"{what}, {task}")
             folder.mkdir(parents=True, exist_ok=True)
-            draft = path.with_suffix(".partial")
-            write_tensors(draft, made)
-            draft.replace(path)
+            with drafted(path) as draft:
+                write_tensors(draft, made)
             context.cells.put(context.key("seconds", {**about, "task": task}), None, time.perf_counter() - began)
         found.append(dict(read_tensors(path)))
     return {
