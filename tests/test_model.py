@@ -171,14 +171,6 @@ def changed_byte(root, folder):
     return bundle
 
 
-def test_changed_bytes_are_found_in_the_background_and_refused_from_then_on(root, tmp_path):
-    model = massmerge.load(changed_byte(root, tmp_path / "bundle"))
-    with pytest.raises(InputError, match="SHA-256 differs"):
-        model._runtime.watch.refuse_damage(wait=True)
-    with pytest.raises(InputError, match="SHA-256 differs"):
-        model.embed(rows_of(FAMILIES["bert"].make_inputs(1)))
-
-
 def test_changed_bytes_are_refused_at_once_if_asked_for_and_never_if_not(root, tmp_path):
     bundle = changed_byte(root, tmp_path / "bundle")
     with pytest.raises(InputError, match="SHA-256 differs"):
