@@ -16,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
-import uvicorn
 
 from commands import _context
 from massmerge.answers import Answer, Prediction, Routing
@@ -24,6 +23,7 @@ from massmerge.errors import InputError
 from massmerge.serve import service
 from massmerge.serve.app import make_app
 from massmerge.serve.loaded import Loaded
+from massmerge.serve.server import make_server
 from massmerge.serve.settings import Settings
 
 KEY = "a-key-for-tests-only"
@@ -161,8 +161,9 @@ def holding(monkeypatch, model: FakeModel | None = None, load=None, **options):
     """Serve a fake model from a thread; `load` stands for the loading of the bundle."""
     model = model or FakeModel()
     monkeypatch.setattr(service, "load_bundle", load or (lambda settings: loaded(model)))
-    app = make_app(Settings(Path("bundle"), **{"batch_wait": 0.0, **options}))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=5, ws="none"))
+    settings = Settings(Path("bundle"), **{"batch_wait": 0.0, "grace": 5.0, **options})
+    app = make_app(settings)
+    server = make_server(app, settings)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()

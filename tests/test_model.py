@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 import massmerge
 from answers import assert_same_answers, bert_rows
 from massmerge import InputError
-from models import FAMILIES, family_bundle, image_bundle, rows_of, text_bundle, with_options
+from models import family_bundle, image_bundle, text_bundle, with_options
 from naive import relative_error
 
 TEXTS = ["win a free prize now", "the team won the match", "a sad song", "vote on the new law", "happy"]
