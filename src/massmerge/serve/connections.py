@@ -30,6 +30,7 @@ class Connection(H11Protocol):
         self._limit = limit
         self._since = self.loop.time()
         self._timer: asyncio.TimerHandle | None = None
+        self._dropped = False
 
     @property
     def _waits(self) -> bool:
@@ -41,9 +42,9 @@ class Connection(H11Protocol):
         """Begin to wait for a request; the connection that has waited for the longest makes room, if there is none."""
         super().connection_made(transport)
         self._allow(HEADERS)
-        if len(self.connections) > self._limit:
-            waiting = [c for c in self.connections if isinstance(c, Connection) and c._waits]
-            min(waiting, key=lambda connection: connection._since).transport.abort()
+        kept = [c for c in self.connections if isinstance(c, Connection) and not c._dropped]
+        if len(kept) > self._limit:
+            min((c for c in kept if c._waits), key=lambda connection: connection._since)._drop()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget about it."""
@@ -77,7 +78,7 @@ class Connection(H11Protocol):
 
     def timeout_keep_alive_handler(self) -> None:
         """No other request came; an answer that nobody reads would keep a closed connection for good."""
-        self.transport.abort() if self.transport.get_write_buffer_size() else super().timeout_keep_alive_handler()
+        self._drop() if self.transport.get_write_buffer_size() else super().timeout_keep_alive_handler()
 
     def shutdown(self) -> None:
         """The service stops: let the first request of a new connection arrive."""
@@ -90,7 +91,12 @@ class Connection(H11Protocol):
         """Close the connection after so many seconds, instead of what was said before."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self._drop)
+
+    def _drop(self) -> None:
+        """Close the connection, whatever was still to be sent."""
+        self._dropped = True
+        self.transport.abort()
 
 
 def connection_limits(most: int) -> tuple[int, int]:
