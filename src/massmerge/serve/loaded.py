@@ -66,7 +66,7 @@ class Loaded:
             "router": self.router,
             "limits": {
                 "items": settings.max_items, "characters": settings.max_text, "pixels": settings.max_pixels,
-                "body_bytes": settings.max_body, "seconds": settings.timeout,
+                "request_pixels": settings.max_request_pixels, "body_bytes": settings.max_body, "seconds": settings.timeout,
             },
             "versions": {
                 "massmerge": massmerge.__version__, "torch": torch.__version__, "transformers": version("transformers"),
