@@ -31,10 +31,8 @@ class DamageWatch:
 
     def __init__(self, bundle: Bundle, *, first: bool) -> None:
         self._bundle = bundle
-        bundle.refuse_damage(bundle.damage(sums=False))
-        self._files = {
-            name: (bundle.path / name).open("rb") for name in bundle.manifest["files"] if holds_tensors(name)
-        }
+        paths = {name: bundle.path / name for name in filter(holds_tensors, bundle.manifest["files"])}
+        self._files = {name: path.open("rb") for name, path in paths.items() if path.is_file()}
         weakref.finalize(self, _close, list(self._files.values()))
         self._stamps = {name: _stamp(file) for name, file in self._files.items()}
         bundle.refuse_damage(bundle.damage(sums=first or (lambda name: not holds_tensors(name))))
