@@ -16,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
-import uvicorn
 
 from commands import _context
 from massmerge.answers import Answer, Prediction, Routing
@@ -24,19 +23,22 @@ from massmerge.errors import InputError
 from massmerge.serve import service
 from massmerge.serve.app import make_app
 from massmerge.serve.loaded import Loaded
+from massmerge.serve.server import Server, make_server
 from massmerge.serve.settings import Settings
 
 KEY = "a-key-for-tests-only"
 
 
-def run_server(arguments: list[str], output: str) -> None:
-    """The command, with what it prints and logs in a file."""
+def run_server(arguments: list[str], output: str, prepare=None) -> None:
+    """The command, with what it prints and logs in a file; `prepare` runs first in its process."""
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
     sys.stdout, sys.stderr = (io.TextIOWrapper(os.fdopen(number, "wb", 0), write_through=True) for number in (1, 2))
     from massmerge.cli.main import main
 
+    if prepare:
+        prepare()
     main(arguments)
 
 
@@ -66,11 +68,11 @@ class Running:
         return self.process.exitcode
 
 
-def start_server(*arguments: object, wait: bool = True) -> Running:
+def start_server(*arguments: object, wait: bool = True, prepare=None) -> Running:
     """Start `mass serve` on a free port of this machine."""
     output = Path(tempfile.mkstemp(suffix=".log")[1])
     words = ["serve", *map(str, arguments), "--port", "0", "--json", "--threads", "1", "--log-format", "json"]
-    process = _context.Process(target=run_server, args=(words, str(output)))
+    process = _context.Process(target=run_server, args=(words, str(output), prepare))
     process.start()
     if not wait:
         return Running(process, output, None)
@@ -81,8 +83,8 @@ def start_server(*arguments: object, wait: bool = True) -> Running:
 
 
 @contextmanager
-def serving(*arguments: object):
-    running = start_server(*arguments)
+def serving(*arguments: object, prepare=None):
+    running = start_server(*arguments, prepare=prepare)
     try:
         yield running
     finally:
@@ -138,6 +140,7 @@ class Held:
     app: object
     client: httpx.Client
     address: tuple[str, int]
+    server: Server
 
     @property
     def service(self) -> service.Service:
@@ -161,8 +164,9 @@ def holding(monkeypatch, model: FakeModel | None = None, load=None, **options):
     """Serve a fake model from a thread; `load` stands for the loading of the bundle."""
     model = model or FakeModel()
     monkeypatch.setattr(service, "load_bundle", load or (lambda settings: loaded(model)))
-    app = make_app(Settings(Path("bundle"), **{"batch_wait": 0.0, **options}))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=5, ws="none"))
+    settings = Settings(Path("bundle"), **{"batch_wait": 0.0, "grace": 5.0, **options})
+    app = make_app(settings)
+    server = make_server(app, settings)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
@@ -173,7 +177,7 @@ def holding(monkeypatch, model: FakeModel | None = None, load=None, **options):
         wait_for(lambda: server.started)
         if load is None:
             wait_for(lambda: client.get("/ready").status_code == 200)
-        yield Held(model, app, client, address)
+        yield Held(model, app, client, address, server)
     finally:
         model.gate.set()
         client.close()

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 import massmerge
 from answers import assert_same_answers, bert_rows
 from massmerge import InputError
-from models import FAMILIES, family_bundle, image_bundle, rows_of, text_bundle, with_options
+from models import family_bundle, image_bundle, text_bundle, with_options
 from naive import relative_error
 
 TEXTS = ["win a free prize now", "the team won the match", "a sad song", "vote on the new law", "happy"]
@@ -169,14 +169,6 @@ def changed_byte(root, folder):
     data[-1] ^= 1
     path.write_bytes(data)
     return bundle
-
-
-def test_changed_bytes_are_found_in_the_background_and_refused_from_then_on(root, tmp_path):
-    model = massmerge.load(changed_byte(root, tmp_path / "bundle"))
-    with pytest.raises(InputError, match="SHA-256 differs"):
-        model._runtime.watch.refuse_damage(wait=True)
-    with pytest.raises(InputError, match="SHA-256 differs"):
-        model.embed(rows_of(FAMILIES["bert"].make_inputs(1)))
 
 
 def test_changed_bytes_are_refused_at_once_if_asked_for_and_never_if_not(root, tmp_path):

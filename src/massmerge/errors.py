@@ -15,6 +15,10 @@ class InputError(MassError):
     """The call was wrong: recipe, expert, bundle or option. Exit code 2, and nothing was written."""
 
 
+class DamageError(InputError):
+    """A bundle's files are not what its manifest says, or have changed while they were in use."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One thing found wrong with a recipe or its sources, before any work."""

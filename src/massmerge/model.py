@@ -36,6 +36,7 @@ def load(
     device: str = "auto",
     cache: str | int = 0,
     check: bool | Literal["background"] = "background",
+    mapped: bool = True,
 ) -> Model:
     """Load a bundle.
 
@@ -44,13 +45,16 @@ def load(
         router: `projection`, or one that `mass calibrate` has fitted; the bundle's own choice by default.
         device: where to run, such as `cpu` or `cuda`; a GPU if there is one by default.
         cache: bytes (or `"512MB"`) for dense weights of sets that are used again and again; none by default.
-        check: how files are compared with the manifest: names and sizes now and checksums in the `background`, so that the
-            first answers need not wait and all calls fail as soon as damage is found; everything now (True); or nothing.
+        check: how files are compared with the manifest: in the `background`, which takes little time: small files now, the
+            large ones by CRC-32 before the first answer and by SHA-256 after it, and all calls fail as soon as damage is
+            found; everything by SHA-256 now (True); or nothing.
+        mapped: leave the tensors of base and tasks in their files, which costs less memory. Then every call fails if these
+            files have changed, and a file that is cut short during a call ends the process (SIGBUS). False reads them.
 
     Raises:
         InputError: not a bundle, or damaged.
     """
-    return Model(load_runtime(Path(path), router=router, device=device, cache=cache, check=check))
+    return Model(load_runtime(Path(path), router=router, device=device, cache=cache, check=check, mapped=mapped))
 
 
 class Model(Routed):
@@ -275,9 +279,10 @@ class Model(Routed):
     def _answer(self, rows: list[Any], allowed: list[int], route: str, top: int, unknown: Unknown) -> list[Prediction]:
         batch = self._runtime.batch(rows)
         routings, timings = self._routings_of(batch, allowed, route, unknown)
-        if route == "input":
-            return self._answer_unclear(batch, routings, timings, top)
-        return self._answer_routed(batch, routings, timings, top)
+        answer = self._answer_unclear if route == "input" else self._answer_routed
+        found = answer(batch, routings, timings, top)
+        self._runtime.refuse_damage()  # what was computed while a file changed is no answer
+        return found
 
     def _spread(self, routings: list[Routing]) -> list[tuple[int, Routing]]:
         """The routings, with several of an unclear input."""

@@ -113,6 +113,7 @@ class Routed:
                         raise
                     rows.append(error)
             yield rows
+            self._runtime.refuse_damage()  # what was computed while a file changed is no answer
 
     def _readable(self, inputs: Iterable[Any], size: int) -> Iterator[list[Row]]:
         """Rows of tensors, in batches; an input that cannot be read is an error."""

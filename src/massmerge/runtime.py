@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from inspect import signature
@@ -22,6 +21,7 @@ from massmerge.allocator import keep_buffers
 from massmerge.base_model import load_base, make_fixed
 from massmerge.bundle import Bundle
 from massmerge.checkpoints.skeleton import Skeleton, Slot
+from massmerge.damage import DamageWatch
 from massmerge.decision import CloserLook, Router
 from massmerge.errors import InputError, MassError
 from massmerge.heads.language import LanguageModels
@@ -90,9 +90,13 @@ class Runtime:
 
     def batch(self, rows: list[Row], *, left: bool = False) -> dict[str, Tensor]:
         """Rows as one batch, where the backbone is; padded on the left if that is wanted."""
+        self.refuse_damage()
+        return {name: tensor.to(self.base.device) for name, tensor in self.reader.batch(rows, left=left).items()}
+
+    def refuse_damage(self) -> None:
+        """Raise an error if the files that the tensors lie in are damaged, or have changed."""
         if self.watch is not None:
             self.watch.refuse_damage()
-        return {name: tensor.to(self.base.device) for name, tensor in self.reader.batch(rows, left=left).items()}
 
     def with_merge(self, kind: MergeKind) -> Runtime:
         """The same bundle with another adaptive merge inside a set."""
@@ -123,19 +127,29 @@ def load_runtime(
     device: str = "auto",
     cache: str | int = 0,
     check: bool | Literal["background"] = "background",
+    mapped: bool = True,
 ) -> Runtime:
-    """Load everything of a bundle that answers need; `check` as in `massmerge.load`."""
+    """Load everything of a bundle that answers need; `check` and `mapped` as in `massmerge.load`."""
     if check not in (True, False, "background"):
         raise InputError(f"check is True, False or 'background', not {check!r}.")
     bundle = Bundle(path, check=False)
-    if check:
-        # What went wrong with a damaged bundle is the damage, whatever error would come of it.
-        bundle.refuse_damage(bundle.damage(sums=check is True))
-    with _collector_paused(), _in_words(bundle):
-        runtime = _load(bundle, router, device, cache, check=bool(check))
+    watch = DamageWatch(bundle, first=check is True) if check else None
+    try:
+        with _collector_paused(), _in_words(bundle):
+            runtime = _load(bundle, router, device, cache, check=bool(check), mapped=mapped)
+    except Exception:
+        if watch:  # what went wrong with a damaged bundle is the damage, whatever error came of it
+            watch.refuse_damage()
+        raise
     keep_buffers()
-    if check == "background":
-        runtime.watch = DamageWatch(bundle)
+    if watch:
+        watch.refuse_replaced()
+        if mapped:
+            runtime.watch = watch
+        else:
+            watch.refuse_damage(wait=True)
+    if runtime.closer and not mapped:
+        _ = runtime.closer.routers  # made now: nothing is read later
     return runtime
 
 
@@ -153,30 +167,6 @@ def _in_words(bundle: Bundle) -> Iterator[None]:
         ) from error
 
 
-class DamageWatch:
-    """Compares a bundle's checksums in a thread of the lowest priority, while answers are given."""
-
-    def __init__(self, bundle: Bundle) -> None:
-        self._bundle = bundle
-        self._faults: list[str] = []
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        with suppress(OSError, AttributeError):  # where the system has no priorities of threads
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        try:
-            self._faults = self._bundle.damage()
-        except OSError as error:  # the folder may be gone; what was loaded is in memory
-            self._faults = [str(error)]
-
-    def refuse_damage(self, *, wait: bool = False) -> None:
-        """Raise an error if damage has been found, or, with `wait`, if there is any."""
-        if wait:
-            self._thread.join()
-        self._bundle.refuse_damage(self._faults)
-
-
 @contextmanager
 def _collector_paused() -> Iterator[None]:
     """Loading makes thousands of objects that stay; to look through all of them for garbage takes longer than the rest."""
@@ -189,11 +179,13 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, check: bool) -> Runtime:
+def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, check: bool, mapped: bool) -> Runtime:
     place = _device(device)
-    tensors = TaskTensors(bundle)
+    tensors = TaskTensors(bundle, mapped=mapped)
     touched = tensors.touched()
     base = load_base(bundle, touched, check=check).to(place)
+    if not mapped:
+        _own_memory(base)
     pack_layers(base)
     if (
         getattr(base.config, "is_encoder_decoder", False)
@@ -237,6 +229,12 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
         tensors,
         _closer_look(bundle, base, sites, kind, tensors, routers) if image else None,
     )
+
+
+def _own_memory(base: PreTrainedModel) -> None:
+    """Bring tensors that lie in a mapped file into memory."""
+    for tensor in (*base.parameters(), *base.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def _load_heads(bundle: Bundle, base: PreTrainedModel) -> dict[str, Head]:

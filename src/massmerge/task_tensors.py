@@ -19,12 +19,15 @@ from massmerge.tensorfile import TensorInfo, read_header, read_tensor
 class TaskTensors:
     """The tasks' factors and whole tensors, in float32.
 
-    Files are mapped, so that a task that is never selected is hardly read; its memory is the file's.
+    Args:
+        bundle: the bundle.
+        mapped: leave files on disk, so that a task that is never selected is hardly read and its memory is the file's;
+            else they are read whole, and nothing that happens to them matters any more.
     """
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, *, mapped: bool = True) -> None:
         self.names = [task.name for task in bundle.tasks]
-        self._tasks = [_MappedFile(bundle.factors_file(task)) for task in self.names]
+        self._tasks = [_TensorFile(bundle.factors_file(task), mapped) for task in self.names]
 
     def to(self, device: torch.device) -> None:
         """Give all tensors on that device from now on."""
@@ -81,12 +84,16 @@ def _misfits(infos: Mapping[str, TensorInfo], slots: Mapping[str, Slot]) -> Iter
             yield f"{name} {info.shape}"
 
 
-class _MappedFile:
+class _TensorFile:
     """The tensors of a file, by name."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mapped: bool) -> None:
         self.infos = read_header(path)
-        self._bytes = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
+        size = path.stat().st_size
+        if mapped:
+            self._bytes = torch.from_file(str(path), size=size, dtype=torch.uint8)
+        else:
+            self._bytes = read_tensor(TensorInfo((size,), torch.uint8, path))
         self._device = torch.device("cpu")
         self._made: dict[str, Tensor] = {}
 
@@ -96,11 +103,12 @@ class _MappedFile:
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._made:
-            tensor = self._mapped(self.infos[name])
+            tensor = self._stored(self.infos[name])
             self._made[name] = tensor.to(self._device, torch.float32 if tensor.is_floating_point() else tensor.dtype)
         return self._made[name]
 
-    def _mapped(self, info: TensorInfo) -> Tensor:
-        if info.offset % info.dtype.itemsize or not info.nbytes:  # behind an odd number of bytes there is no view
-            return read_tensor(info)
-        return self._bytes[info.offset : info.offset + info.nbytes].view(info.dtype).view(info.shape)
+    def _stored(self, info: TensorInfo) -> Tensor:
+        data = self._bytes[info.offset : info.offset + info.nbytes]
+        if info.offset % info.dtype.itemsize:  # behind an odd number of bytes there is no view
+            data = data.clone()
+        return data.view(info.dtype).view(info.shape)

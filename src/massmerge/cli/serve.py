@@ -74,6 +74,30 @@ def finite(_: click.Context, __: click.Parameter, value: float) -> float:
 @click.option(
     "--max-pixels", type=click.IntRange(1), default=25_000_000, show_default=True, help="Pixels of one image."
 )
+@click.option(
+    "--max-request-pixels",
+    type=click.IntRange(1),
+    default=100_000_000,
+    show_default=True,
+    help="Pixels of the images of one request.",
+)
+@click.option(
+    "--max-held-pixels",
+    type=click.IntRange(1),
+    default=400_000_000,
+    show_default=True,
+    help="Pixels of all images that are being decoded.",
+)
+@click.option("--max-connections", type=click.IntRange(1), default=1000, show_default=True, help="Connections at once.")
+@click.option(
+    "--grace",
+    type=click.FloatRange(0),
+    callback=finite,
+    default=10.0,
+    show_default=True,
+    help="Seconds to finish what is under way when it stops.",
+)
+@click.option("--mapped", is_flag=True, help="Leave tensors in the bundle's files, which must not change then.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of torch; all cores by default.")
 @click.option("--device", default="auto", show_default=True, help="Where to run: cpu, cuda, …")
 @cache_option

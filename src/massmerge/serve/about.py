@@ -71,7 +71,7 @@ def _add_state(router: APIRouter, service: Service) -> None:
     @router.get("/ready", response_model=StateAnswer, responses={503: ERRORS[503]}, tags=["state"])
     async def ready() -> dict[str, str]:
         """Whether the bundle is loaded and warmed, and requests are taken."""
-        if service.stopping:
+        if service.ending:
             raise ServiceError(503, "stopping", "The service is stopping.", 5)
         assert service.loaded
         return {"status": "ready"}

@@ -12,11 +12,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from massmerge.answers import Prediction
+from massmerge.errors import DamageError
 from massmerge.serve.errors import ServiceError
+
+ANSWERS = "mass-batches"
 
 
 @dataclass(frozen=True)
@@ -85,19 +90,22 @@ class Batcher:
         limit: inputs that may wait.
         begin: runs first in the thread.
         hear: told the size of each batch and the seconds that it took.
+        died: told in the event loop what has ended the thread, if it was not `close`. Nothing more is answered then.
     """
 
     def __init__(
         self, run: Run, *, size: int, wait: float, limit: int, begin: Callable[[], None] = lambda: None,
         hear: Callable[[int, float], None] = lambda size, seconds: None,
+        died: Callable[[BaseException], None] = lambda error: None,
     ) -> None:  # fmt: skip
-        self._run, self._size, self._wait, self._limit, self._begin, self._hear = run, size, wait, limit, begin, hear
+        self._run, self._size, self._wait, self._limit = run, size, wait, limit
+        self._begin, self._hear, self._died = begin, hear, died
         self._entries: deque[_Entry] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._seconds_each = 0.0  # what an input takes, a moving mean
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._work, name="mass-batches", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=ANSWERS, daemon=True)
         self._thread.start()
 
     @property
@@ -115,10 +123,12 @@ class Batcher:
             within: seconds after which an answer is of no use.
 
         Raises:
-            ServiceError: there is no room for all of them, or what waits already would take too long.
+            ServiceError: there is no room for all of them, what waits already would take too long, or the thread ends.
         """
         job = Job(choice, top, [None] * len(items), self._loop.create_future(), len(items))
         with self._changed:
+            if self._closed:
+                raise ServiceError(503, "stopping", "The service is stopping.", 5)
             if len(self._entries) + len(items) > self._limit:
                 raise ServiceError(
                     503,
@@ -150,27 +160,36 @@ class Batcher:
             if len(kept) < len(self._entries):
                 self._entries = deque(kept)
 
-    def close(self) -> None:
-        """Answer what is in the queue, then end the thread."""
+    def close(self, within: float | None = None) -> None:
+        """Answer what is in the queue, then end the thread; wait no longer than so many seconds for that."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(within)
 
     # In the thread
 
     def _work(self) -> None:
-        self._begin()
-        while batch := self._take():
-            began = time.monotonic()
-            results = self._answers(batch)
-            took = time.monotonic() - began
-            self._seconds_each += 0.2 * (took / len(batch) - self._seconds_each)
-            self._hear(len(batch), took)
-            outcomes = [
-                Outcome(result, 1000 * (began - entry.arrived)) for entry, result in zip(batch, results, strict=True)
-            ]
-            self._deliver(batch, outcomes)
+        try:
+            self._begin()
+            while batch := self._take():
+                self._run_batch(batch)
+        except BaseException as error:  # a thread that ended unnoticed would leave a service that never answers
+            self._closed = True
+            self._in_loop(partial(self._died, error))
+
+    def _run_batch(self, batch: list[_Entry]) -> None:
+        began = time.monotonic()
+        results = self._answers(batch)
+        took = time.monotonic() - began
+        self._seconds_each += 0.2 * (took / len(batch) - self._seconds_each)
+        self._hear(len(batch), took)
+
+        def settle() -> None:
+            for entry, result in zip(batch, results, strict=True):
+                entry.job.settle(entry.index, Outcome(result, 1000 * (began - entry.arrived)))
+
+        self._in_loop(settle)
 
     def _take(self) -> list[_Entry]:
         """The next batch: the oldest input and those that can run with it; nothing once the queue is closed and empty."""
@@ -197,16 +216,12 @@ class Batcher:
         try:
             top = max(entry.job.top for entry in batch)
             return self._run([entry.item for entry in batch], batch[0].job.choice, top)
+        except DamageError:  # every other answer would come from the same files
+            raise
         except Exception:
             fault = Fault("internal", "The input could not be answered because of a fault of the service.")
             return [fault] * len(batch)
 
-    def _deliver(self, batch: list[_Entry], outcomes: list[Outcome]) -> None:
-        def settle() -> None:
-            for entry, outcome in zip(batch, outcomes, strict=True):
-                entry.job.settle(entry.index, outcome)
-
-        try:
-            self._loop.call_soon_threadsafe(settle)
-        except RuntimeError:  # the loop has been closed: nobody waits any more
-            return
+    def _in_loop(self, function: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+            self._loop.call_soon_threadsafe(function)

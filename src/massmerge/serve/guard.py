@@ -21,6 +21,7 @@ from massmerge.serve.service import Service
 
 log = logging.getLogger("massmerge.serve")
 PROBES = ("/health", "/ready")
+_METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE")
 _LOCKED = ("/v1/", "/admin/", "/metrics")
 _DRAIN_SECONDS = 2.0  # that the rest of a refused body is read for
 _ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
@@ -45,7 +46,7 @@ class Guard:
         self._app, self._service, self._settings = app, service, service.settings
         key = service.settings.api_key
         self._key = None if key is None else hashlib.sha256(key).digest()
-        self._active = self._held = 0
+        self._active = self._working = self._held = 0
         service.metrics.active.set_function(lambda: self._active)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,7 +60,7 @@ class Guard:
         state = scope.setdefault("state", {})
         state["request_id"] = given if _ID.fullmatch(given) else uuid4().hex
         state["deadline"] = asyncio.get_running_loop().time() + self._settings.timeout
-        answer = _Answer(send, state["request_id"])
+        answer = _Answer(send, state["request_id"], self._service)
         self._active += 1
         try:
             self._refuse(scope, headers)
@@ -75,6 +76,7 @@ class Guard:
             )
         finally:
             self._active -= 1
+            self._working -= state.get("complete", False)
             self._held -= state.get("bytes", 0)
             self._note(scope, state, answer.status, time.perf_counter() - began)
 
@@ -85,8 +87,8 @@ class Guard:
             return
         if self._key is not None and (path.startswith(_LOCKED) or (path == "/" and scope["method"] == "POST")):
             self._check_key(headers)
-        if self._active > self._settings.max_requests:
-            message = f"{self._active - 1} requests are under way, at most {self._settings.max_requests} may be."
+        if self._working >= self._settings.max_requests:  # one whose body has not arrived takes nobody's place
+            message = f"{self._working} requests are under way, at most {self._settings.max_requests} may be."
             raise ServiceError(503, "full", message, 1)
         length = headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit():
@@ -118,6 +120,7 @@ class Guard:
             except TimeoutError:
                 raise ServiceError(408, "timeout", "The request did not arrive in time.") from None
             state["complete"] = not message.get("more_body", False)
+            self._working += state["complete"]
             state["bytes"] += len(message.get("body", b""))
             self._held += len(message.get("body", b""))
             if state["bytes"] > self._settings.max_body:
@@ -131,17 +134,18 @@ class Guard:
         return limited
 
     def _note(self, scope: Scope, state: dict[str, Any], status: int, seconds: float) -> None:
-        # Paths that are not there could be any number, and each would be a figure of its own.
+        # Clients could make up any number of paths and methods, and each would be a figure of its own.
         route = scope["path"] if scope["path"] in scope["app"].openapi()["paths"] else "other"
+        method = scope["method"] if scope["method"] in _METHODS and route != "other" else "other"
         metrics = self._service.metrics
-        metrics.requests.labels(scope["method"] if route != "other" else "other", route, str(status)).inc()
+        metrics.requests.labels(method, route, str(status)).inc()
         metrics.latency.labels(route).observe(seconds)
-        if route in ("/v1/predict", "/") and scope["method"] == "POST" and status == 200:
+        if route in ("/v1/predict", "/") and method == "POST" and status == 200:
             self._service.traffic.took(seconds)
         level = logging.DEBUG if route in PROBES else logging.INFO
         client = scope["client"][0] if scope.get("client") else None
         log.log(level, "request", extra={
-            "request_id": state["request_id"], "method": scope["method"], "path": route, "status": status,
+            "request_id": state["request_id"], "method": scope["method"][:10], "path": route, "status": status,
             "ms": round(1000 * seconds, 1), "inputs": state.get("inputs"), "code": state.get("code"), "client": client,
         })  # fmt: skip
 
@@ -149,14 +153,17 @@ class Guard:
 class _Answer:
     """Sends what the application sends, with the headers that every answer has."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
-        self._send, self._request_id, self.status, self._started = send, request_id, 500, False
+    def __init__(self, send: Send, request_id: str, service: Service) -> None:
+        self._send, self._request_id, self._service = send, request_id, service
+        self.status, self._started = 500, False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status, self._started = message["status"], True
             headers = MutableHeaders(scope=message)
             headers["X-Request-ID"] = self._request_id
+            if self._service.ending:  # the client's next request belongs elsewhere
+                headers["Connection"] = "close"
             for name, value in _HEADERS.items():
                 headers.setdefault(name, value)
         await self._send(message)

@@ -66,7 +66,7 @@ class Loaded:
             "router": self.router,
             "limits": {
                 "items": settings.max_items, "characters": settings.max_text, "pixels": settings.max_pixels,
-                "body_bytes": settings.max_body, "seconds": settings.timeout,
+                "request_pixels": settings.max_request_pixels, "body_bytes": settings.max_body, "seconds": settings.timeout,
             },
             "versions": {
                 "massmerge": massmerge.__version__, "torch": torch.__version__, "transformers": version("transformers"),
@@ -80,15 +80,15 @@ def load_bundle(settings: Settings) -> Loaded:
     Raises:
         InputError: not a bundle, damaged, or one whose tasks have no heads; or examples that cannot be read.
     """
-    model = load(settings.bundle, router=settings.router, device=settings.device, cache=settings.cache, check=True)
+    options: dict[str, Any] = {"router": settings.router, "device": settings.device, "cache": settings.cache}
+    model = load(settings.bundle, **options, check=True, mapped=settings.mapped)
     bundle = Bundle(settings.bundle, check=False)
     warm = model.read(Image.new("RGB", (64, 64)) if model.takes_images else "warm")
     model.predict([warm])
     for task in model.tasks:
         model.predict([warm], task=task)
-    options = bundle.recipe.router.model_dump(mode="json")
     in_force = {"kind": settings.router or bundle.router_kind, "top_k": model.top_k, "voters": model.voters}
-    router = {**options, **in_force}
+    router = {**bundle.recipe.router.model_dump(mode="json"), **in_force}
     return Loaded(model, inspect_bundle(bundle), router, _examples(settings, model), time.time())
 
 

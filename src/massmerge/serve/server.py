@@ -5,29 +5,56 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import os
 import signal
 import socket
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import uvicorn
+from fastapi import FastAPI
 
 from massmerge.errors import InputError, MassError
 from massmerge.serve.app import make_app
+from massmerge.serve.batching import ANSWERS
+from massmerge.serve.connections import IDLE, Connection, connection_limits
 from massmerge.serve.errors import ServiceError
-from massmerge.serve.service import Service
+from massmerge.serve.service import LOADER, Service
 from massmerge.serve.settings import Settings
 
 log = logging.getLogger("massmerge.serve")
-_MORE_THAN_TIMEOUT = 5  # seconds that answers may take beyond their deadline when the service stops
+_DRAIN = 1.0  # seconds in which kept connections are told to close, before that is done unasked
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """A server whose signals are ours: it would die of SIGTERM again once it has stopped in good order."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone."""
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer what arrives for another moment, so that the clients of kept connections hear of the end."""
+        end = time.monotonic() + _DRAIN
+        while self.server_state.connections and time.monotonic() < end and not self.force_exit:
+            await asyncio.sleep(0.02)
+        await super().shutdown(sockets)
+
+
+def make_server(app: FastAPI, settings: Settings) -> Server:
+    """The server of an application, with limits on connections."""
+    limit, backlog = connection_limits(settings.max_connections)
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, server_header=False, lifespan="on", ws="none", backlog=backlog,
+        http=partial(Connection, limit=limit),  # type: ignore[arg-type]
+        timeout_keep_alive=IDLE, timeout_graceful_shutdown=math.ceil(settings.grace),
+    )  # fmt: skip
+    return Server(config)
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -53,25 +80,28 @@ def run(settings: Settings, listener: socket.socket, on_ready: Callable[[], None
     """Serve until SIGTERM or SIGINT; then finish what is under way and return.
 
     Raises:
-        MassError: the bundle cannot be loaded.
+        MassError: the bundle cannot be loaded, or nothing can be answered any more.
     """
     asyncio.run(_run(settings, listener, on_ready))
+    if any(thread.name in (ANSWERS, LOADER) for thread in threading.enumerate()):
+        # Python cannot end a thread, and to tear torch down under one that computes may crash.
+        log.warning("work that nobody waits for any more was cut off")
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(0)
 
 
 async def _run(settings: Settings, listener: socket.socket, on_ready: Callable[[], None]) -> None:
     app = make_app(settings)
     service: Service = app.state.service
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, server_header=False, timeout_keep_alive=30, lifespan="on",
-        timeout_graceful_shutdown=int(settings.timeout) + _MORE_THAN_TIMEOUT, ws="none",
-    )  # fmt: skip
-    server = _Server(config)
+    server = make_server(app, settings)
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
         if service.stopping:
             server.force_exit = True
         service.stopping = server.should_exit = True
+        loop.call_later(max(0.0, settings.grace - _DRAIN), service.give_up)
         log.info("stopping: requests under way are finished")
 
     reloads: set[asyncio.Task[None]] = set()
@@ -93,15 +123,15 @@ async def _run(settings: Settings, listener: socket.socket, on_ready: Callable[[
         raise MassError(f"{settings.bundle}: cannot be loaded ({type(service.failure).__name__}: {service.failure}).")
 
 
-async def _watch(service: Service, server: uvicorn.Server, on_ready: Callable[[], None]) -> None:
-    """Say when the service is ready; stop it if it never will be."""
+async def _watch(service: Service, server: Server, on_ready: Callable[[], None]) -> None:
+    """Say when the service is ready; stop it once it cannot answer."""
     while service.loading is None:
         await asyncio.sleep(0.01)
     await service.loading
     if service.failure is None:
         on_ready()
-    else:
-        server.should_exit = True
+    await service.failed.wait()
+    server.should_exit = True
 
 
 async def _reload(service: Service) -> None:

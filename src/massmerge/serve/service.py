@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import torch
 from starlette.requests import Request
@@ -14,6 +16,7 @@ from starlette.requests import Request
 from massmerge.errors import MassError
 from massmerge.model import Model
 from massmerge.serve.batching import Batcher, Choice, Outcome
+from massmerge.serve.decoding import Decoder
 from massmerge.serve.errors import ClientGone, ServiceError
 from massmerge.serve.loaded import Loaded, load_bundle
 from massmerge.serve.logs import without_values
@@ -23,6 +26,8 @@ from massmerge.serve.traffic import Traffic
 from massmerge.serve.worker import Worker
 
 log = logging.getLogger("massmerge.serve")
+_R = TypeVar("_R")
+LOADER = "mass-load"
 
 
 class Service:
@@ -37,9 +42,12 @@ class Service:
         self.metrics, self.traffic = Metrics(), Traffic()
         self.stopping = False
         self.failure: Exception | None = None
+        self.failed = asyncio.Event()
         self.loading: asyncio.Task[None] | None = None
         self._loaded: Loaded | None = None
         self._batcher: Batcher | None = None
+        self._decoder: Decoder | None = None
+        self._under_way: set[asyncio.Task[list[Outcome]]] = set()
         self._reloading = asyncio.Lock()
 
     # Life
@@ -50,30 +58,49 @@ class Service:
         worker = Worker(self._model, max_text=settings.max_text, max_pixels=settings.max_pixels)
         self._batcher = Batcher(
             worker, size=settings.batch_size, wait=settings.batch_wait / 1000, limit=settings.queue,
-            begin=self._set_threads, hear=self.metrics.batch,
+            begin=self._set_threads, hear=self.metrics.batch, died=self._died,
         )  # fmt: skip
+        self._decoder = Decoder(worker, settings, self._set_threads)
         self.metrics.queue.set_function(lambda: self.waiting)
-        self.metrics.ready.set_function(lambda: self._loaded is not None and not self.stopping)
+        self.metrics.ready.set_function(lambda: self._loaded is not None and not self.ending)
         self.loading = asyncio.create_task(self._first_load())
 
     async def stop(self) -> None:
-        """Answer what is under way, then end the thread."""
+        """Answer what is under way, then end the threads; one that is busy for longer is left behind."""
         self.stopping = True
         if self.loading:
             self.loading.cancel()
+        if self._decoder:
+            self._decoder.close()
         if self._batcher:
-            await asyncio.to_thread(self._batcher.close)
+            await asyncio.to_thread(self._batcher.close, 1.0)
+
+    def give_up(self) -> None:
+        """Refuse what is still under way: the time in which it could be answered is over."""
+        for work in self._under_way:
+            work.cancel()
+
+    def _died(self, error: BaseException) -> None:
+        """The thread that answers has ended by an error: nothing can be answered any more."""
+        log.error("the thread that answers has ended; the service stops", extra={"fault": without_values(error)})
+        name = type(error).__name__
+        self._fail(error if isinstance(error, MassError) else MassError(f"The thread that answers has ended ({name})."))
+        self.give_up()
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = error
+        self.failed.set()
 
     async def _first_load(self) -> None:
         try:
             await self._load()
         except Exception as error:
-            self.failure = error
             log.error("the bundle cannot be loaded", extra={"bundle": str(self.settings.bundle)})
+            self._fail(error)
 
     async def _load(self) -> None:
         began = time.monotonic()
-        self._loaded = await asyncio.to_thread(load_bundle, self.settings)
+        self._loaded = await _in_daemon(lambda: load_bundle(self.settings))
         took = round(time.monotonic() - began, 2)
         log.info("bundle loaded", extra={"bundle": str(self.settings.bundle), "seconds": took})
 
@@ -102,6 +129,11 @@ class Service:
     # State
 
     @property
+    def ending(self) -> bool:
+        """Whether the service is stopping, or has failed and is about to."""
+        return self.stopping or self.failure is not None
+
+    @property
     def loaded(self) -> Loaded:
         """The bundle that answers.
 
@@ -117,8 +149,8 @@ class Service:
 
     @property
     def waiting(self) -> int:
-        """Inputs in the queue."""
-        return self._batcher.waiting if self._batcher else 0
+        """Inputs in the queue, and images that are decoded for it."""
+        return self._batcher.waiting + self._decoder.inputs if self._batcher and self._decoder else 0
 
     # Answers
 
@@ -131,29 +163,74 @@ class Service:
             ServiceError: there is no room, or no time left.
             ClientGone: nobody waits for the answer any more.
         """
-        assert self._batcher is not None
-        left = deadline - asyncio.get_running_loop().time()
-        # Half of the time: how long the queue takes is a guess, and an answer that comes too late is work for nothing.
-        job = self._batcher.submit(items, choice, top, left / 2)
+        work = asyncio.create_task(self._answer(items, choice, top, deadline))
         gone = asyncio.ensure_future(_disconnected(request))
+        self._under_way.add(work)
         try:
             async with asyncio.timeout_at(deadline):
-                waits: set[asyncio.Future[Any]] = {job.done, gone}
+                waits: set[asyncio.Future[Any]] = {work, gone}
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
+            assert self._batcher is not None
             message = f"There was no answer within {self.settings.timeout:g} s."
             raise ServiceError(503, "timeout", message, self._batcher.retry_after()) from None
         finally:
             gone.cancel()
-            if not job.done.done():
-                self._batcher.cancel(job)
-        if not job.done.done() or job.done.cancelled():
+            self._under_way.discard(work)
+            if not work.done():
+                work.cancel()
+        if not work.done():
             raise ClientGone
-        outcomes = job.done.result()
+        if work.cancelled():
+            raise ServiceError(503, "stopping", "The service is stopping, and could not answer any more.", 5)
+        outcomes = work.result()
         results = [outcome.result for outcome in outcomes]
         self.metrics.count(results)
         self.traffic.count(results)
         return outcomes
+
+    async def _answer(self, items: Sequence[Any], choice: Choice, top: int, deadline: float) -> list[Outcome]:
+        assert self._batcher is not None and self._decoder is not None
+        model = self._model()
+        if model.takes_images:
+            if self.waiting + len(items) > self.settings.queue:  # what is decoded takes more memory than its bytes
+                message = f"{self.waiting} inputs are waiting, at most {self.settings.queue} may."
+                raise ServiceError(503, "full", message, self._batcher.retry_after())
+            items = await self._decoder.read(items, model)
+        left = deadline - asyncio.get_running_loop().time()
+        # Half of the time: how long the queue takes is a guess, and an answer that comes too late is work for nothing.
+        job = self._batcher.submit(items, choice, top, left / 2)
+        try:
+            return await job.done
+        except asyncio.CancelledError:
+            self._batcher.cancel(job)
+            raise
+
+
+async def _in_daemon(function: Callable[[], _R]) -> _R:
+    """What a function gives, from a thread that the process does not wait for when it ends."""
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[_R] = loop.create_future()
+
+    def settle(result: _R | None, error: BaseException | None) -> None:
+        if found.done():
+            return
+        if error is None:
+            found.set_result(result)  # type: ignore[arg-type]
+        else:  # what is no Exception would end the event loop
+            found.set_exception(error if isinstance(error, Exception) else MassError(f"it ended by {error!r}"))
+
+    def run() -> None:
+        result, fault = None, None
+        try:
+            result = function()
+        except BaseException as error:
+            fault = error
+        with suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(settle, result, fault)
+
+    threading.Thread(target=run, name=LOADER, daemon=True).start()
+    return await found
 
 
 async def _disconnected(request: Request) -> None:

@@ -40,6 +40,17 @@ class Settings:
     max_text: int = 100_000
     """Characters of one text."""
     max_pixels: int = 25_000_000
+    """Pixels of one image."""
+    max_request_pixels: int = 100_000_000
+    """Pixels of the images of one request."""
+    max_held_pixels: int = 400_000_000
+    """Pixels of all images that are being decoded."""
+    max_connections: int = 1000
+    """Connections at once, as far as there are file handles."""
+    grace: float = 10.0
+    """Seconds in which what is under way is finished when the service stops."""
+    mapped: bool = False
+    """Leave the bundle's tensors in their files."""
     api_key: bytes | None = None
     cors_origins: tuple[str, ...] = ()
     examples: Path | None = None

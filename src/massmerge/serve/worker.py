@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from massmerge.answers import Prediction
-from massmerge.errors import InputError
+from massmerge.errors import DamageError, InputError
 from massmerge.model import Model
 from massmerge.serve.batching import Choice, Fault
 from massmerge.serve.images import decode_base64, open_image
@@ -33,6 +33,15 @@ class Picture:
     data: bytes | str
 
 
+@dataclass(frozen=True)
+class Read:
+    """An input that has been read already, by this model."""
+
+    row: Any
+    model: Model
+    given: Item
+
+
 Item = str | Text | Picture
 """A bare string is what the model takes: a text, or an image as base64."""
 
@@ -49,22 +58,29 @@ class Worker:
     def __init__(self, model: Callable[[], Model], *, max_text: int, max_pixels: int) -> None:
         self._model, self._max_text, self._max_pixels = model, max_text, max_pixels
 
-    def __call__(self, items: Sequence[Item], choice: Choice, top: int) -> list[Prediction | Fault]:
+    def __call__(self, items: Sequence[Item | Read | Fault], choice: Choice, top: int) -> list[Prediction | Fault]:
         """An answer or a fault for each item."""
         model = self._model()
-        results: list[Prediction | Fault | None] = [None] * len(items)
-        rows: dict[int, Any] = {}
-        for index, item in enumerate(items):
-            try:
-                rows[index] = model.read(self._open(item, model))
-            except InputError as error:
-                results[index] = Fault("unreadable", str(error))
-            except Exception as error:  # of a tokenizer or image library, at something odd in the input
-                log.warning("an input could not be read", extra={"fault": without_values(error)})
-                results[index] = Fault("unreadable", "the input cannot be read.")
-        for index, result in zip(rows, self._predict(model, list(rows.values()), choice, top), strict=True):
-            results[index] = result
-        return [INTERNAL if result is None else result for result in results]
+        found = [self._row(item, model) for item in items]
+        rows = [one.row for one in found if isinstance(one, Read)]
+        answers = iter(self._predict(model, rows, choice, top))
+        return [one if isinstance(one, Fault) else next(answers) for one in found]
+
+    def _row(self, item: Item | Read | Fault, model: Model) -> Read | Fault:
+        if isinstance(item, Fault) or (isinstance(item, Read) and item.model is model):
+            return item
+        given = item.given if isinstance(item, Read) else item
+        return self.read(given, self.open(given, model), model)
+
+    def open(self, item: Item, model: Model) -> Any:
+        """What the model reads; of an image the header alone is decoded. A fault if it is nothing for this model."""
+        return _or_fault(lambda: self._open(item, model))
+
+    def read(self, item: Item, opened: Any, model: Model) -> Read | Fault:
+        """What was opened, as a row of tensors."""
+        found = opened if isinstance(opened, Fault) else _or_fault(lambda: Read(model.read(opened), model, item))
+        assert isinstance(found, Read | Fault)
+        return found
 
     def _open(self, item: Item, model: Model) -> Any:
         if isinstance(item, str):
@@ -90,6 +106,8 @@ class Worker:
         tasks = None if choice.tasks is None else list(choice.tasks)
         try:
             return list(model.predict(rows, task=tasks, route=choice.route, top=top, batch_size=len(rows)))
+        except DamageError:
+            raise
         except Exception as error:
             if len(rows) > 1:
                 return [result for row in rows for result in self._predict(model, [row], choice, top)]
@@ -97,3 +115,18 @@ class Worker:
                 return [Fault("invalid", str(error))]
             log.error("an input could not be answered", extra={"fault": without_values(error)})
             return [INTERNAL]
+
+
+def _or_fault(function: Callable[[], Any]) -> Any:
+    """What a function gives; a fault where the input is to blame."""
+    try:
+        return function()
+    except InputError as error:
+        return Fault("unreadable", str(error))
+    except BaseException as error:
+        # Of a tokenizer or image library, at something odd in the input; a panic of one that is written in Rust is no
+        # Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        log.warning("an input could not be read", extra={"fault": without_values(error)})
+        return Fault("unreadable", "the input cannot be read.")
