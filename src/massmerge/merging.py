@@ -274,7 +274,7 @@ class _Run:
         base = self.originals.base(tensor)
         part = {"norm": torch.zeros(len(self.order))}
         for i, task in given.items():
-            value = self.originals.whole(tensor, task)
+            value = self.originals.whole(tensor, task, base)
             change = delta(base, value)
             part["norm"][i] = float(change.double().norm())
             if part["norm"][i] > 0 or not tensor.in_base:

@@ -23,13 +23,14 @@ from massmerge.checkpoints import (
 )
 from massmerge.checkpoints.experts import task_skeleton
 from massmerge.checkpoints.open_clip import OpenClipStore
+from massmerge.checkpoints.skeleton import Slot
 from massmerge.checkpoints.towers import has_towers, vision_tower
 from massmerge.errors import InputError, Problem, problems_error
 from massmerge.heads import HeadSource, find_base_head, find_head
 from massmerge.heads.runtime import feature_width
 from massmerge.heads.text import TextTower
 from massmerge.plan import Plan, Sizes, TaskPlan, TensorPlan, merge_seconds, peak_memory
-from massmerge.ranks import MatrixSize, core_bytes, factor_bytes, ranks_by_budget, ranks_by_rule
+from massmerge.ranks import MatrixSize, core_bytes, factor_bytes, ranks_by_budget, ranks_by_rule, too_small
 from massmerge.recipe import Recipe, TaskRecipe, TextHead
 from massmerge.routing.sites import choose_sites, find_sites
 from massmerge.tensorfile import TensorInfo, header_bytes
@@ -289,10 +290,28 @@ def _plan(prepared: Prepared, problems: list[Problem], workers: int) -> Plan:
     )
 
 
+def _is_factored(prepared: Prepared, slot: Slot) -> bool:
+    """Whether a tensor gets factors.
+
+    What a bundle keeps whole stays whole, also where there are fewer tasks now; what it has cut off cannot be made whole.
+    """
+    base, options = prepared.base, prepared.recipe.merge
+    if slot.matrix is None or slot.name not in base.readings or not base.info(slot.name).dtype.is_floating_point:
+        return False
+    if prepared.bundled is not None:
+        bundle, full = prepared.bundled.bundle, min(slot.matrix)
+        if any(slot.name in header for header in bundle.headers.values()):
+            return False
+        if any(0 < rank < full for rank in bundle.ranks.get(slot.name, ())):
+            return True
+    cut = options.rank is not None or options.budget is not None
+    return not (cut and too_small(slot.matrix, len(prepared.recipe.tasks)))
+
+
 def _matrix_sizes(prepared: Prepared, order: list[str], touched: dict[str, set[str]]) -> list[MatrixSize]:
     sizes = []
     for name, slot in sorted(prepared.base.slots.items()):
-        if slot.matrix is None or not prepared.base.info(name).dtype.is_floating_point:
+        if slot.matrix is None or not _is_factored(prepared, slot):
             continue
         full = min(slot.matrix)
         known = {t: prepared.experts[t].rank_limit(name) for t in order if name in touched[t]}
@@ -303,12 +322,11 @@ def _matrix_sizes(prepared: Prepared, order: list[str], touched: dict[str, set[s
 
 
 def _whole_tensors(prepared: Prepared, order: list[str], touched: dict[str, set[str]]) -> list[TensorPlan]:
-    """Tensors without factors: norms, biases, tokens, and those that only experts have."""
+    """Tensors without factors: norms, biases, tokens, matrices smaller than the number of tasks, what only experts have."""
     base, tensors = prepared.base, []
     for name, slot in sorted(base.skeleton.slots.items()):
         flags = tuple(int(name in touched[t]) for t in order)
-        floating = name in base.readings and base.info(name).dtype.is_floating_point
-        if not any(flags) or (slot.matrix is not None and floating):
+        if not any(flags) or _is_factored(prepared, slot):
             continue
         first = next(iter(base.readings.values())).info
         dtype = _dtype(base.info(name) if name in base.readings else first)
