@@ -157,7 +157,7 @@ def test_the_papers_residuals_are_those_of_a_naive_fixed_model_with_more_tasks_t
     for name, value in base.items():
         changes = [deltas[task][name].double() for task in tasks]
         k = min(value.shape) // len(tasks) if value.dim() == 2 else 0  # 0 for the two token types
-        triplets = [svd(change, k) for change in changes]  if k else []
+        triplets = [svd(change, k) for change in changes] if k else []
         state[name] = value + (tsv_merge(triplets) if k else sum(changes) / len(tasks))
         if name == f"{site}.weight":
             subspaces = [v for _, _, v in triplets]

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from massmerge import InputError, merge
 from massmerge.bundle import MANIFEST, write_manifest
 from massmerge.tensorfile import read_tensors, write_tensors
 from massmerge.verification import verify_bundle
-from models import FAMILIES, contents, write_family, write_recipe
+from models import FAMILIES, contents, rewrite, write_family, write_recipe
 
 FACTORS = "tasks/red/factors.safetensors"
 MATRIX = "encoder.layer.1.output.dense.weight"
@@ -123,6 +124,14 @@ def test_a_whole_tensor_that_was_tampered_with_is_found_by_comparing_with_the_ex
     tamper(bundle, lambda tensors: tensors["encoder.layer.0.output.dense.bias"].add_(1e-6))
     (fault,) = verify_bundle(bundle, experts=True, folder=family).tasks[0].faults
     assert fault == "encoder.layer.0.output.dense.bias: not the expert's value"
+
+
+def test_a_change_that_the_expert_does_not_have_is_found(family, tmp_path):
+    shutil.copytree(family, tmp_path, dirs_exist_ok=True)
+    base = load_file(family / "base" / "model.safetensors")
+    rewrite(tmp_path / "red", lambda state: state | {f"bert.{MATRIX}": base[MATRIX]})
+    (fault,) = verify_bundle(family / "out", experts=True, folder=tmp_path).tasks[0].faults
+    assert fault == f"{MATRIX}: the bundle changes it, the expert does not"
 
 
 def test_an_expert_that_was_trained_further_is_found(tmp_path):

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
-from transformers.utils import logging
 
 from massmerge.bundle import BASE_WEIGHTS, FIXED, Bundle
 from massmerge.checkpoints import Base, find_source, narrow, open_base
-from massmerge.checkpoints.skeleton import Slot, build, from_matrix
+from massmerge.checkpoints.skeleton import Slot, build, from_matrix, in_silence
 from massmerge.errors import InputError
 from massmerge.routing import FirstPass
 from massmerge.routing.sites import probe_inputs
@@ -34,27 +32,13 @@ def load_base(bundle: Bundle, touched: set[str], *, check: bool = True) -> PreTr
     folder = bundle.path / "base"
     if BASE_WEIGHTS in bundle.manifest["files"]:
         kind = getattr(transformers, bundle.manifest["base"]["class"])  # AutoModel leaves CLIP's projection away
-        with _in_silence():
+        with in_silence():  # it has a word on a pooler that no file has, which is dropped again
             model = kind.from_pretrained(folder, dtype=torch.float32).eval()
         present = set(read_header(bundle.path / BASE_WEIGHTS)) | touched
     else:
         model, names = _referenced_base(bundle, folder, check=check)
         present = names | touched
     return ready_to_run(model, present)
-
-
-@contextmanager
-def _in_silence() -> Iterator[None]:
-    """Without transformers' bar, and without its word on a pooler that no file has, which is dropped again."""
-    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def dense_base(base: Base, touched: set[str]) -> PreTrainedModel:

@@ -107,7 +107,7 @@ def remaining_energy(a: Tensor, f: Factors) -> float:
 
     Singular values cannot tell: those of a float32 SVD of a tall matrix are off by 1e-5, and so is the sum of their squares.
     """
-    blocks = zip(a.split(_BLOCK_ROWS), f.u.split(_BLOCK_ROWS), strict=True)
+    blocks = zip(torch.split(a, _BLOCK_ROWS), torch.split(f.u, _BLOCK_ROWS), strict=True)
     return sum(float((rows - (u * f.s) @ f.v).double().square().sum()) for rows, u in blocks)
 
 

@@ -311,7 +311,8 @@ def _fingerprint(prepared: Prepared, workers: int) -> str:
         sums = dict(zip(files, pool.map(file_sha256, files.values()), strict=True))
     revisions = {s.text: s.revision for s in sources}
     taken = [bundled.bundle.manifest["sha256"]] if bundled else []  # which knows the bytes of all the bundle's files
-    text = json.dumps([massmerge.__version__, prepared.recipe.dump(), revisions, sums, *taken], sort_keys=True)
+    planned = [[tensor.name, *tensor.ranks] for tensor in prepared.plan.tensors]  # parts are numbered by it
+    text = json.dumps([massmerge.__version__, prepared.recipe.dump(), revisions, sums, planned, *taken], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

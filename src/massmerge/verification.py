@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from massmerge.bundle import Bundle
+from massmerge.bundled import Bundled
 from massmerge.checkpoints import LowRank
 from massmerge.checkpoints.skeleton import Kind, to_matrix
 from massmerge.deltas import delta, in_full
@@ -152,6 +153,9 @@ def _verify_task(
         squared_error, squared = squared_error + difference**2, squared + length**2
         if found.fault:
             faults.append(f"{tensor.name}: relative error {found.error:.2e}, its rank explains {found.promised:.2e}")
+    changed = {tensor.name for tensor in prepared.plan.tensors if tensor.ranks[position]}
+    held = Bundled(bundle).experts()[task.name].names()
+    faults += [f"{name}: the bundle changes it, the expert does not" for name in sorted(held - changed)]
     worst = tuple(sorted(errors, key=lambda e: -e.error)[:_WORST])
     total = math.sqrt(squared_error / squared) if squared else 0.0
     return TaskVerification(task.name, prepared.experts[task.name].source.text, total, worst, tuple(faults))

@@ -7,7 +7,8 @@ which are tied, and which names older versions of the library used. Two checkpoi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 from transformers.pytorch_utils import Conv1D
+from transformers.utils import logging
 
 from massmerge.checkpoints.stores import Store
 from massmerge.errors import InputError
@@ -246,6 +248,20 @@ def _kinds(model: nn.Module) -> dict[str, Kind]:
     return kinds
 
 
+@contextmanager
+def in_silence() -> Iterator[None]:
+    """Without transformers' warnings and its bar."""
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def build(config: PretrainedConfig, class_name: str | None = None) -> Skeleton:
     """The skeleton of a model class; of the plain backbone (`AutoModel`) if no class is named.
 
@@ -256,7 +272,7 @@ def build(config: PretrainedConfig, class_name: str | None = None) -> Skeleton:
     if class_name is not None and not hasattr(transformers, class_name):
         raise InputError(f"transformers {transformers.__version__} has no model class {class_name}")
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), in_silence():  # a class that is only tried has nothing to say
             model = getattr(transformers, class_name)(config) if class_name else AutoModel.from_config(config)
     except (ValueError, TypeError, AttributeError, ImportError, RuntimeError, StrictDataclassError) as error:
         raise InputError(f"transformers cannot build {class_name or config.model_type}: {error}") from None

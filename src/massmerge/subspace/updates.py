@@ -72,7 +72,7 @@ class SetChanges:
         base: gives the base's value of a tensor.
         variant: `orthogonal` is TSV-M inside the set, `plain` the sum of the deltas, `weighted` the sum by the weights.
         weights: of the tasks, for `weighted`.
-        slots: kind and shape of every tensor; layers take the change of a matrix as an update, also where tasks keep it whole.
+        slots: kind and shape of every tensor; layers take the change of a matrix as an update, even of one kept whole.
     """
 
     def __init__(
