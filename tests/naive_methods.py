@@ -114,12 +114,12 @@ def iso_cts(deltas: dict[str, State], common: float, scale: float) -> State:
 
 
 def tsv_c(deltas: dict[str, State], task: str) -> State:
-    """The task's own delta, its matrices truncated to 1/T of their rank."""
+    """The task's own delta, its matrices truncated to 1/T of their rank; those smaller than T are kept whole."""
     change = {}
     for name, delta in deltas[task].items():
         change[name] = delta.double()
-        if is_matrix(name, delta):
-            k = max(1, min(delta.flatten(1).shape) // len(deltas))
+        k = min(delta.flatten(1).shape) // len(deltas) if is_matrix(name, delta) else 0
+        if k:
             change[name] = truncated_product(delta.flatten(1), k).reshape(delta.shape)
     return change
 

@@ -164,7 +164,7 @@ ROWS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         ("task red (red)", "does not match the 3 labels of its config.json", "Correct id2label")),
     "labels in the recipe that do not match the head": (
         recipe("expert: red", "expert: red\n  labels: [a, b, c]"),
-        ("task red (red)", "has 3 labels, but its head has 2 outputs. Give one label an output")),
+        ("task red (red)", "has 3 labels, but its head has 2 outputs. Give one label for each output")),
     "labels that do not match a head's file": (
         linear_head(4, ["a", "b"]), ("task red (red)", "has 2 labels, but its head has 4 outputs")),
     "a rank larger than every matrix": (

@@ -56,7 +56,7 @@ def test_an_added_task_gives_the_bundle_that_a_merge_of_all_gives(tmp_path, fami
 @pytest.mark.parametrize(
     "sections",
     [
-        {"merge": {"rank": "1/T"}},
+        {"merge": {"rank": "1/T"}, "family": "distilbert"},  # without token types, whose two rows are cut for two tasks
         {"merge": {"rank": 5}},
         {"merge": {"rank": 0.9}},
         {"merge": {"budget": 2.5}, "router": {"first_pass": "fixed", "site": "M1"}},
@@ -112,6 +112,22 @@ def test_original_experts_still_verify_a_bundle_that_was_changed(tmp_path):
     massmerge.add(part, {"c": "c"}, folder=tmp_path)
     found = verify_bundle(part, experts=True, folder=tmp_path)
     assert found.ok and [t.task for t in found.tasks] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("rule", [{"budget": 2.0}, {"rank": "1/T"}, {"rank": 30}])
+def test_a_matrix_smaller_than_the_number_of_tasks_comes_and_goes_with_tasks(tmp_path, rule):
+    name = "embeddings.token_type_embeddings.weight"  # two rows: factors for two tasks, whole for three
+    write_family(tmp_path, "bert", {"a": 2, "b": 3, "c": 4})
+    two, three = (
+        massmerge.merge(write_recipe(tmp_path, list(tasks), **rule), tmp_path / tasks) for tasks in ("ab", "abc")
+    )
+    assert name in massmerge.Bundle(two).ranks and name not in massmerge.Bundle(three).ranks
+    before = contents(three / "tasks")
+    massmerge.remove(three, "c")
+    assert contents(three / "tasks") == {path: data for path, data in before.items() if not path.startswith("c/")}
+    massmerge.add(two, {"c": "c"}, folder=tmp_path)
+    assert verify_bundle(two, experts=True, folder=tmp_path).ok
+    assert (name in massmerge.Bundle(two).ranks) is (rule == {"rank": "1/T"})  # what was cut off cannot be made whole
 
 
 def test_a_language_head_that_the_bundle_keeps_for_the_base_is_carried_over(tmp_path):

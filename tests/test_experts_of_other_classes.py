@@ -5,11 +5,12 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
 
+from massmerge import load
 from massmerge.bundle import Bundle
 from massmerge.errors import InputError
 from massmerge.merging import merge
 from massmerge.prepare import make_plan
-from models import FAMILIES, assert_same, backbone_of, open_pair, rewrite, state_of, weights_of
+from models import FAMILIES, assert_same, backbone_of, open_pair, rewrite, rows_of, state_of, weights_of
 from pairs import BERT, shifted, write_pair
 
 # Bases and experts that are not a plain backbone and its classifier
@@ -25,6 +26,11 @@ def test_a_tensor_that_the_base_lacks_is_kept_whole_with_a_warning(tmp_path):
     assert any("the base has no such tensor" in p.message and "pooler.dense.weight" in p.message for p in plan.problems)
     bundle = Bundle(merge(tmp_path / "recipe.yaml", tmp_path / "out", workers=1))
     assert bundle.whole("one", "pooler.dense.weight").equal(expert.bert.pooler.dense.weight)
+    inputs = BERT.make_inputs(3)
+    found = load(bundle.path).predict(rows_of(inputs))
+    with torch.inference_mode():
+        logits = expert(**inputs).logits
+    assert [p.logit for p in found] == pytest.approx(logits.amax(1).tolist(), abs=0.02)
 
 
 def test_the_head_of_a_base_is_left_behind(tmp_path):

@@ -114,6 +114,7 @@ def test_what_lora_cannot_hold_is_named_with_its_share_of_the_change(bert, adapt
     whole = {name: float((file[name] - base[name]).double().square().sum()) for name in file if name in base}
     low_rank = sum(float(value.double().square().sum()) for name, value in file.items() if name.endswith(".s"))
     total = sum(whole.values()) + low_rank
+    del whole["embeddings.token_type_embeddings.weight"]  # kept whole, but LoRA holds a matrix of two rows
     assert set(part.left_out) == set(whole)
     assert sum(part.left_out.values()) == pytest.approx(sum(whole.values()) / total, rel=1e-3)
     assert all(".bias" in name or "LayerNorm" in name for name in whole)

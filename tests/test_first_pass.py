@@ -7,8 +7,8 @@ import massmerge
 from massmerge.routing import FirstPass, Voter, find_sites
 from massmerge.routing.first_pass import pool
 from massmerge.trees import shared_copy
-from models import FAMILIES, backbone_of, dense_expert, make_bundle, rows_of, with_options
-from naive import distinct, tsv_merge
+from models import FAMILIES, backbone_of, dense_expert, make_bundle, read_deltas, rows_of, with_options
+from naive import distinct, svd, tsv_merge
 
 
 def voters_of(base, *names):
@@ -145,6 +145,30 @@ def test_the_fixed_first_pass_sees_the_activations_of_a_dense_fixed_model(fixed)
     expected = site_of(name, dense_expert(bundle, name, ["a", "b", "c"], "a", merge), inputs)
     found = massmerge.load(bundle).activations(rows_of(inputs))[0]
     assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_the_papers_residuals_are_those_of_a_naive_fixed_model_with_more_tasks_than_rows(tmp_path):
+    tasks, site = ["a", "b", "c"], "encoder.layer.1.intermediate.dense"
+    router = {"first_pass": "fixed", "site": "M1", "token": "mean", "candidates": 1}
+    options = {"merge": {"rank": "1/T", "redundancy": "none"}, "router": router}
+    bundle = make_bundle(tmp_path, "bert", dict.fromkeys(tasks, 2), **options)
+    base, deltas = read_deltas(tmp_path, "bert", tasks)
+    state, subspaces = {}, []
+    for name, value in base.items():
+        changes = [deltas[task][name].double() for task in tasks]
+        k = min(value.shape) // len(tasks) if value.dim() == 2 else 0  # 0 for the two token types
+        triplets = [svd(change, k) for change in changes] if k else []
+        state[name] = value + (tsv_merge(triplets) if k else sum(changes) / len(tasks))
+        if name == f"{site}.weight":
+            subspaces = [v for _, _, v in triplets]
+    fixed_model = FAMILIES["bert"].make_base()
+    fixed_model.load_state_dict(state)
+    inputs = FAMILIES["bert"].make_inputs(3)
+    z = seen_by(fixed_model, site, inputs).mean(1).double()
+    expected = torch.stack([(z - z @ v.mT @ v).norm(dim=1) for v in subspaces], 1)
+    routings = massmerge.load(bundle).route(rows_of(inputs))
+    found = torch.tensor([[r.residuals[task] for task in tasks] for r in routings], dtype=torch.float64)
+    assert torch.allclose(found, expected, rtol=1e-4)
 
 
 def test_the_base_first_pass_sees_the_activations_of_the_base(fixed, tmp_path):

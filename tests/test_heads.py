@@ -67,7 +67,7 @@ def test_an_expert_without_a_head_has_none(folder):
 def test_labels_that_do_not_match_the_head_are_refused_with_both_numbers(folder, labels):
     message = refusal(folder, labels=labels)
     assert f"has {len(labels)} labels, but its head has 3 outputs" in message
-    assert "Give one label an output" in message
+    assert "Give one label for each output" in message
 
 
 def test_labels_that_stand_there_twice_are_refused_by_name(folder):

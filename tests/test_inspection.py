@@ -6,6 +6,7 @@ from PIL import Image
 
 import naive
 from massmerge import Bundle, InputError, merge
+from massmerge.cli.inspect import describe
 from massmerge.inspection import block_of, inspect_bundle, plot_inspection
 from models import FAMILIES, read_deltas, write_recipe, write_shifted
 
@@ -61,10 +62,17 @@ def test_similarity_is_the_cosine_of_all_kept_deltas_together(bundle):
     assert torch.dist(torch.tensor(inspect_bundle(bundle).similarity).double(), naive.cosines(flat)) < 1e-3
 
 
-def test_a_task_is_left_out_where_an_earlier_one_stands_for_it(bundle):
+def test_a_task_is_left_out_where_an_earlier_one_stands_for_it(family, tmp_path):
+    recipe = write_recipe(family, TASKS, name="fixed.yaml", router={"first_pass": "fixed"})
+    bundle = Bundle(merge(recipe, tmp_path / "out", workers=1))
     first, twin, other = inspect_bundle(bundle).tasks
     assert (first.left_out, other.left_out) == ((), ())
     assert set(twin.left_out) == set(bundle.ranks)
+
+
+def test_no_task_is_left_out_of_a_fixed_model_that_there_is_not(bundle):
+    assert [task.left_out for task in inspect_bundle(bundle).tasks] == [(), (), ()]
+    assert "fixed model" not in describe(inspect_bundle(bundle))
 
 
 def test_sizes_are_those_of_the_files(bundle):

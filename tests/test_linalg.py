@@ -21,6 +21,7 @@ from massmerge.linalg import (
     polar_factor,
     principal_cosine,
     quick_core,
+    remaining_energy,
     truncated_svd,
     tsv_merge,
 )
@@ -314,3 +315,11 @@ def test_filter_depends_on_the_order_of_the_tasks() -> None:
 
 def test_filter_keeps_an_opposite_task() -> None:
     assert accept_distinct(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), 0.3) == [0, 1]
+
+
+@given(seeds, st.integers(1, 8))
+def test_what_factors_leave_is_the_squared_length_of_the_difference(seed, k):
+    a = torch.randn(20, 9, generator=torch.Generator().manual_seed(seed))
+    f = truncated_svd(a, k)
+    naive = (a.double() - f.u.double() @ f.s.double().diag() @ f.v.double()).square().sum()
+    assert remaining_energy(a, f) == pytest.approx(float(naive), rel=1e-5)

@@ -1,13 +1,17 @@
 import json
+import logging
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+from changes import run, write_adapter
 from massmerge import Bundle, InputError, make_plan, merge, tensorfile
 from massmerge.bundle import BASE_WEIGHTS, MANIFEST
-from models import FAMILIES, write_family, write_recipe, write_shifted
+from massmerge.verification import verify_bundle
+from models import FAMILIES, rewrite, save_as, write_family, write_recipe, write_shifted
 
 COUNTS = (4, 8, 14, 20)
 
@@ -48,6 +52,44 @@ def test_a_bundle_weighs_at_most_twice_the_base_and_what_its_plan_said(twenty, t
     assert [p.ranks for p in plan.matrices] == [tuple(bundle.ranks[p.name]) for p in plan.matrices]
 
 
+@pytest.mark.parametrize("first_pass", ["base", "fixed"])
+def test_the_budget_is_spent_on_what_the_experts_change(twenty, tmp_path, first_pass):
+    frozen = "bert.embeddings.word_embeddings.weight"  # two fifths of the base
+    table = load_file(twenty / "base" / "model.safetensors")[frozen.removeprefix("bert.")]
+    for task in ("task0", "task1", "task2"):
+        shutil.copytree(twenty / task, tmp_path / task)
+        rewrite(tmp_path / task, lambda state: state | {frozen: table})
+    recipe = write_recipe(
+        tmp_path, ["task0", "task1", "task2"], base=str(twenty / "base"), router={"first_pass": first_pass}
+    )
+    plan, bundle = make_plan(recipe), Bundle(merge(recipe, tmp_path / "out"))
+    assert frozen.removeprefix("bert.") not in {t.name for t in plan.tensors}
+    assert 1.95 < bundle.counted_bytes / bundle.base_bytes <= 2.0
+    assert bundle.counted_bytes <= plan.sizes.counted <= 1.02 * bundle.counted_bytes and plan.ranks_exact
+    assert verify_bundle(bundle.path, experts=True, folder=tmp_path).ok
+
+
+def test_a_tensor_that_one_expert_alone_changes_gets_ranks_for_that_one(small, tmp_path):
+    name = "encoder.layer.0.output.dense.weight"
+    shutil.copytree(small, tmp_path, dirs_exist_ok=True)
+    rewrite(tmp_path / "red", lambda s: s | {f"bert.{name}": load_file(small / "base" / "model.safetensors")[name]})
+    (tensor,) = [t for t in make_plan(tmp_path / "recipe.yaml").tensors if t.name == name]
+    assert tensor.ranks[0] == 0 and tensor.ranks[1] > 0
+
+
+@pytest.mark.parametrize("form", ["safetensors", "bin"])
+def test_an_expert_in_less_precision_changes_what_differs_in_that_precision(tmp_path, form):
+    family = FAMILIES["bert"]
+    base = family.make_base()
+    base.save_pretrained(tmp_path / "base")
+    expert = family.make_expert(base, 1)
+    expert.bert.embeddings.load_state_dict(base.embeddings.state_dict())
+    save_as(expert.half(), tmp_path / "red", form)
+    plan = make_plan(write_recipe(tmp_path, ["red"]))
+    assert not any(t.name.startswith("embeddings") for t in plan.tensors)
+    assert sum(t.name.startswith("encoder") for t in plan.tensors) == 32
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("small")
@@ -55,7 +97,7 @@ def small(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_plan_reads_no_tensor_data(small, monkeypatch):
+def test_of_what_experts_change_a_plan_reads_no_more_than_the_first_bytes(small, monkeypatch):
     def refuse(info):
         raise AssertionError(f"{info.path} was read")
 
@@ -131,3 +173,70 @@ def test_shared_labels_must_be_labels_of_tasks(small):
     recipe.write_text((small / "recipe.yaml").read_text() + "shared_labels: [[red/LABEL_0, green/LABEL_7]]\n")
     (problem,) = make_plan(recipe).errors
     assert str(problem) == "shared_labels: 'green/LABEL_7' is no label of a task; write task/label."
+
+
+def test_figures_speak_of_the_tasks_that_could_be_opened_alone(small):
+    one = make_plan(write_recipe(small, ["red"], name="one.yaml", rank="1/T"))
+    two = make_plan(write_recipe(small, ["red", "missing"], name="two.yaml", rank="1/T"))
+    assert two.left_out == ("missing",) and [t.name for t in two.tasks] == ["red"]
+    assert [t.ranks for t in two.tensors] == [t.ranks for t in one.tensors] and two.sizes.factors == one.sizes.factors
+
+
+def test_a_task_whose_head_alone_is_wrong_is_not_called_left_out(small):
+    recipe = small / "labels.yaml"
+    recipe.write_text((small / "recipe.yaml").read_text().replace("expert: green", "expert: green\n  labels: [one]"))
+    plan = make_plan(recipe)
+    assert "has 1 labels, but its head has 3 outputs. Give one label for each output, in order." in str(plan.errors[0])
+    assert plan.left_out == () and len(plan.tasks) == 2
+    assert "leave out" not in run("plan", recipe).stderr
+
+
+def test_tasks_that_are_left_out_are_named(small):
+    recipe = write_recipe(small, ["red", "missing", "gone"], name="named.yaml")
+    result = run("plan", recipe)
+    assert result.stdout.startswith("1 task on base (BertModel)")
+    assert "the figures above leave out missing, gone, which could not be opened" in result.stderr
+
+
+def test_a_plan_of_no_task_shows_no_empty_tables(small):
+    result = run("plan", write_recipe(small, ["missing", "gone"], name="none.yaml"))
+    assert result.stdout == "none of 2 tasks on base (BertModel) could be opened\n"
+    assert "leave out" not in result.stderr
+
+
+def test_a_plan_of_experts_that_change_nothing_has_no_table_of_matrices(small):
+    shutil.copytree(small / "base", small / "same", dirs_exist_ok=True)
+    output = run("plan", write_recipe(small, ["same"], name="same.yaml"), "--tensors").stdout
+    assert "matrices" not in output and "tensor " not in output
+
+
+def test_two_full_experts_are_said_to_save_no_space_and_four_are_not(twenty):
+    def summary(count):
+        tasks = [f"task{i}" for i in range(count)]
+        return run("plan", write_recipe(twenty, tasks, name=f"{count}apart.yaml")).stdout.splitlines()[-2:]
+
+    first, second = summary(2)
+    assert first.startswith("2.00 times the base, the experts as they are 2.00 times;")
+    assert second.startswith("This saves no space.")
+    assert "times the base, the experts as they are 4.00 times;" in summary(4)[1]
+
+
+def test_adapters_as_they_are_weigh_the_base_and_what_is_in_them(tmp_path):
+    write_family(tmp_path, "bert", {"red": 2})
+    options = {"target_modules": ["query"], "task_type": "SEQ_CLS"}
+    write_adapter(tmp_path, "lora", FAMILIES["bert"].expert, **options)
+    plan = make_plan(write_recipe(tmp_path, ["red", "lora"]))
+    full, adapter = (task.apart_bytes for task in plan.tasks)
+    assert full == plan.sizes.base
+    assert adapter == 2 * (4 * 32 + 32 * 4) * 4  # two layers
+    assert plan.apart == 2 * plan.sizes.base + adapter
+
+
+def test_planning_adapters_prints_nothing(tmp_path, caplog, monkeypatch):
+    write_family(tmp_path, "bert", {"red": 2})
+    write_adapter(tmp_path, "lora", FAMILIES["bert"].expert, target_modules=["query"], task_type="SEQ_CLS")
+    logger = logging.getLogger("transformers")
+    monkeypatch.setattr(logger, "propagate", True)
+    caplog.set_level(logging.WARNING, "transformers")  # as a user's program has it; the command is silent anyway
+    make_plan(write_recipe(tmp_path, ["lora"]))
+    assert not caplog.records

@@ -131,18 +131,27 @@ def test_energy_and_residual_agree_on_the_order_of_tasks(seed):
 
 
 @given(seeds)
-def test_mahalanobis_is_the_length_of_what_remains_in_the_inverse_covariance_of_all_vectors(seed):
+def test_mahalanobis_is_the_length_of_what_remains_in_the_inverse_second_moment_of_all_vectors(seed):
     bases, z = bases_of(seed, (8, 8, 8)), activations(seed)
     vectors = torch.cat(bases).double()
-    covariance = torch.cov(vectors.mT)
-    inverse = torch.linalg.inv(covariance + 1e-3 * covariance.diagonal().mean() * torch.eye(D))
+    moment = sum(torch.outer(v, v) for v in vectors) / len(vectors)
+    inverse = torch.linalg.inv(moment + 1e-3 * moment.diagonal().mean() * torch.eye(D))
     errors = remainders(z, bases)
     expected = torch.einsum("tbd,de,tbe->bt", errors, inverse, errors).sqrt()
     found = ProjectionRouter(bases, "mahalanobis")(z).double()
     assert float(((found - expected) / expected).abs().max()) < 1e-4
 
 
-def test_the_covariance_of_fewer_vectors_than_dimensions_is_made_invertible():
+@pytest.mark.parametrize("score", ["residual", "l1", "energy", "mahalanobis"])
+@given(seed=seeds, ranks=st.sampled_from([(3, 5, 1), (8, 8, 8)]))
+def test_no_score_depends_on_the_signs_of_singular_vectors(score, seed, ranks):
+    bases, z = bases_of(seed, ranks), activations(seed)
+    signs = [torch.randint(2, (len(v), 1), generator=generator(seed + i)) * 2.0 - 1 for i, v in enumerate(bases)]
+    flipped = [sign * v for sign, v in zip(signs, bases, strict=True)]
+    assert torch.allclose(ProjectionRouter(flipped, score)(z), ProjectionRouter(bases, score)(z), rtol=1e-4, atol=1e-5)
+
+
+def test_the_second_moment_of_fewer_vectors_than_dimensions_is_made_invertible():
     assert bool(torch.isfinite(mahalanobis_whitener(orthonormal(2, 1))).all())
 
 

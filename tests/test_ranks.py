@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from massmerge.ranks import MatrixSize, core_bytes, factor_bytes, ranks_by_budget, ranks_by_rule, total_bytes
+from massmerge.ranks import MatrixSize, core_bytes, factor_bytes, ranks_by_budget, ranks_by_rule, too_small, total_bytes
 
 sizes = st.lists(
     st.tuples(st.integers(1, 200), st.integers(1, 200), st.sampled_from([2, 4])), min_size=1, max_size=6
@@ -63,6 +63,11 @@ def test_an_adapter_keeps_no_more_than_its_own_rank_and_an_untouched_matrix_noth
 )
 def test_ranks_by_rule(rule, ranks):
     assert ranks_by_rule([matrix()], rule) == {"weight": ranks}
+
+
+@pytest.mark.parametrize(("shape", "tasks", "small"), [((2, 32), 3, True), ((32, 2), 3, True), ((2, 32), 2, False)])
+def test_a_matrix_is_too_small_with_fewer_rows_or_columns_than_tasks(shape, tasks, small):
+    assert too_small(shape, tasks) is small
 
 
 def test_one_over_t_is_never_less_than_one():

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from massmerge import InputError, merge
 from massmerge.bundle import MANIFEST, write_manifest
 from massmerge.tensorfile import read_tensors, write_tensors
 from massmerge.verification import verify_bundle
-from models import FAMILIES, contents, write_family, write_recipe
+from models import FAMILIES, contents, rewrite, write_family, write_recipe
 
 FACTORS = "tasks/red/factors.safetensors"
 MATRIX = "encoder.layer.1.output.dense.weight"
@@ -125,6 +126,14 @@ def test_a_whole_tensor_that_was_tampered_with_is_found_by_comparing_with_the_ex
     assert fault == "encoder.layer.0.output.dense.bias: not the expert's value"
 
 
+def test_a_change_that_the_expert_does_not_have_is_found(family, tmp_path):
+    shutil.copytree(family, tmp_path, dirs_exist_ok=True)
+    base = load_file(family / "base" / "model.safetensors")
+    rewrite(tmp_path / "red", lambda state: state | {f"bert.{MATRIX}": base[MATRIX]})
+    (fault,) = verify_bundle(family / "out", experts=True, folder=tmp_path).tasks[0].faults
+    assert fault == f"{MATRIX}: the bundle changes it, the expert does not"
+
+
 def test_an_expert_that_was_trained_further_is_found(tmp_path):
     recipe = write_family(tmp_path, "bert", {"red": 2})
     out = merge(recipe, tmp_path / "out", workers=1)
@@ -146,3 +155,31 @@ def test_experts_that_are_not_found_are_named_with_the_option_that_helps(family,
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"no such file or folder(.|\n)*--folder names another place"):
         verify_bundle(family / "out", experts=True)
+
+
+def write_trained(folder: Path, tasks: list[str]) -> Path:
+    """Experts whose vocabulary-high word embedding was trained by AdamW: few rows by gradients, all by weight decay."""
+    family = FAMILIES["bert"]
+    size = {"vocab_size": 30_522, "num_hidden_layers": 1, "hidden_size": 64}
+    base = family.make_base(**size)
+    base.save_pretrained(folder / "base")
+    for seed, task in enumerate(tasks):
+        torch.manual_seed(seed)
+        expert = family.expert(family.make_config(**size))
+        expert.bert.load_state_dict(base.state_dict())
+        optimizer = torch.optim.AdamW(expert.parameters(), lr=5e-5)
+        for _ in range(20):
+            ids = (torch.rand(16, 20).pow(4) * 30_000).long()
+            expert(input_ids=ids, labels=ids.sum(1) % 2).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        expert.save_pretrained(folder / task)
+    return write_recipe(folder, tasks, rank=8)
+
+
+def test_a_word_embedding_that_was_trained_is_as_its_rank_promises(tmp_path):
+    out = merge(write_trained(tmp_path, ["red"]), tmp_path / "out", workers=1)
+    (task,) = verify_bundle(out, experts=True, folder=tmp_path).tasks
+    (tall,) = [e for e in task.worst if e.tensor == "embeddings.word_embeddings.weight"]
+    assert not task.faults
+    assert tall.error**2 == pytest.approx(tall.promised**2, abs=1e-6)

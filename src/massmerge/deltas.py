@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from massmerge.checkpoints import LowRank
-from massmerge.checkpoints.skeleton import Kind, to_matrix
+from massmerge.checkpoints.skeleton import Kind, Slot, from_matrix, to_matrix
 from massmerge.errors import InputError
 from massmerge.linalg import (
     Factors,
@@ -18,6 +18,7 @@ from massmerge.linalg import (
     energy_rank,
     lora_svd,
     principal_cosine,
+    remaining_energy,
     truncated_svd,
 )
 from massmerge.recipe import Redundancy
@@ -57,6 +58,13 @@ def finite(tensor: Tensor, where: str, name: str) -> Tensor:
     return tensor
 
 
+def in_full(base: Tensor, given: Tensor | LowRank, slot: Slot) -> Tensor:
+    """An expert's tensor, also where only its delta is given, as two thin matrices."""
+    if isinstance(given, LowRank):
+        return base.float() + from_matrix(given.b.float() @ given.a.float(), slot)
+    return given
+
+
 def keep(base: Tensor, given: Tensor | LowRank, kind: Kind, rank: int | float) -> Kept | None:
     """The factors of a task's delta.
 
@@ -69,6 +77,7 @@ def keep(base: Tensor, given: Tensor | LowRank, kind: Kind, rank: int | float) -
     Returns:
         None where the delta is zero.
     """
+    change = None
     if isinstance(given, LowRank):
         factors = lora_svd(given.b, given.a)
         total = float(factors.s.double().square().sum())
@@ -87,7 +96,8 @@ def keep(base: Tensor, given: Tensor | LowRank, kind: Kind, rank: int | float) -
     real = max(1, int((factors.s > _NOISE * factors.s[0]).sum()))
     k = min(int(rank) if rank >= 1 else factors.rank, factors.rank, real)
     cut = Factors(factors.u[:, :k].contiguous(), factors.s[:k].contiguous(), factors.v[:k].contiguous())
-    return Kept(cut, total**0.5, min(1.0, float(cut.s.double().square().sum()) / total))
+    lost = float(factors.s[k:].double().square().sum()) if change is None else remaining_energy(change, cut)
+    return Kept(cut, total**0.5, max(0.0, 1.0 - lost / total))
 
 
 def similarity(tasks: Sequence[Factors], metric: str) -> Tensor:

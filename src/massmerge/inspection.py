@@ -34,7 +34,7 @@ class TaskReport:
     nbytes: int
     """Factors and tensors stored whole, without the head."""
     left_out: tuple[str, ...]
-    """Matrices at which the redundancy filter leaves the task out of the fixed model."""
+    """Matrices at which the redundancy filter leaves the task out of the fixed model; none where there is no such model."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ def inspect_bundle(bundle: Bundle) -> Inspection:
     """Look into a bundle; only headers and its small statistics are read."""
     norm, energy = bundle.statistics["norm"].double(), bundle.statistics["energy"].double()
     accepted, names = bundle.statistics["accepted"].bool(), list(bundle.ranks)
+    if FIXED not in bundle.manifest["files"]:
+        accepted = torch.ones_like(accepted)
     squared = norm.square()
     tasks = []
     for i, task in enumerate(bundle.tasks):

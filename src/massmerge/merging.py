@@ -281,7 +281,7 @@ class _Run:
         base = self.originals.base(tensor)
         part = {"norm": torch.zeros(len(self.order))}
         for i, task in given.items():
-            value = self.originals.whole(tensor, task)
+            value = self.originals.whole(tensor, task, base)
             change = delta(base, value)
             part["norm"][i] = float(change.double().norm())
             if part["norm"][i] > 0 or not tensor.in_base:
@@ -317,7 +317,8 @@ def _fingerprint(prepared: Prepared, workers: int) -> str:
     sums = dict(zip(files, prepared.files.sums(files.values(), workers), strict=True))
     revisions = {s.text: s.revision for s in sources}
     taken = [bundled.bundle.manifest["sha256"]] if bundled else []  # which knows the bytes of all the bundle's files
-    text = json.dumps([massmerge.__version__, prepared.recipe.dump(), revisions, sums, *taken], sort_keys=True)
+    planned = [[tensor.name, *tensor.ranks] for tensor in prepared.plan.tensors]  # parts are numbered by it
+    text = json.dumps([massmerge.__version__, prepared.recipe.dump(), revisions, sums, planned, *taken], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

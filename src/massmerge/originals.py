@@ -8,7 +8,7 @@ from torch import Tensor
 from massmerge.bundled import BundledExpert
 from massmerge.checkpoints import LowRank
 from massmerge.checkpoints.skeleton import to_matrix
-from massmerge.deltas import Kept, delta, finite, keep
+from massmerge.deltas import Kept, delta, finite, in_full, keep
 from massmerge.plan import TensorPlan
 from massmerge.prepare import Prepared
 
@@ -38,18 +38,18 @@ class Originals:
             finite(part, f"task {task} ({expert.source.text})", tensor.name)
         return found
 
-    def whole(self, tensor: TensorPlan, task: str) -> Tensor:
+    def whole(self, tensor: TensorPlan, task: str, base: Tensor) -> Tensor:
         """The expert's tensor, of one that has no factors."""
-        value = self.given(tensor, task)
-        assert isinstance(value, Tensor), "an adapter updates matrices only"
-        return value
+        return in_full(base, self.given(tensor, task), self._prepared.base.skeleton.slots[tensor.name])
 
     def delta(self, tensor: TensorPlan, task: str, base: Tensor) -> Tensor:
         """The expert's delta in float32; of a matrix (out, in)."""
+        if tensor.matrix is None:
+            return delta(base, self.whole(tensor, task, base))
         given = self.given(tensor, task)
         if isinstance(given, LowRank):
             return given.b.float() @ given.a.float()
-        return delta(base, given) if tensor.matrix is None else to_matrix(delta(base, given), tensor.kind)
+        return to_matrix(delta(base, given), tensor.kind)
 
     def kept(self, tensor: TensorPlan, task: str, base: Tensor) -> Kept | None:
         """The expert's factors at the recipe's rank; none where the delta is zero."""

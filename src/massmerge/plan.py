@@ -52,6 +52,8 @@ class TaskPlan:
     factor_bytes: int
     whole_bytes: int
     head_bytes: int
+    apart_bytes: int = 0
+    """What the expert weighs by itself, without its head: a full one as much as the base."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,12 @@ class Plan:
     tensors: tuple[TensorPlan, ...]
     sizes: Sizes
     ranks_exact: bool
-    """False where ranks depend on the weights (a share of energy) and the figures are upper bounds."""
+    """False where ranks depend on weights that were not read: by a share of energy, or not downloaded yet."""
     peak_memory: int
     seconds: float
     problems: tuple[Problem, ...]
+    left_out: tuple[str, ...] = ()
+    """Tasks whose experts could not be opened; no figure speaks of them."""
 
     @property
     def matrices(self) -> list[TensorPlan]:
@@ -104,10 +108,16 @@ class Plan:
         """Problems that forbid the merge."""
         return [p for p in self.problems if p.level == "error"]
 
+    @property
+    def apart(self) -> int:
+        """Bytes of the experts as they are, heads not counted; adapters need the base beside them."""
+        adapters = any(task.form == "adapter" for task in self.tasks)
+        return sum(task.apart_bytes for task in self.tasks) + self.sizes.base * adapters
+
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, for `--json` and for comparing two plans."""
         data = asdict(self)
-        data["sizes"] |= {"counted": self.sizes.counted, "ratio": round(self.sizes.ratio, 4)}
+        data["sizes"] |= {"counted": self.sizes.counted, "ratio": round(self.sizes.ratio, 4), "apart": self.apart}
         return json.loads(json.dumps(data))
 
 

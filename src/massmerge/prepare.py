@@ -1,8 +1,7 @@
-"""Opens everything that a recipe names and plans its merge, from headers and configurations alone."""
+"""Opens everything that a recipe names, collects every problem, and plans the merge."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,12 +28,11 @@ from massmerge.errors import InputError, Problem, problems_error
 from massmerge.heads import HeadSource, find_base_head, find_head
 from massmerge.heads.runtime import feature_width
 from massmerge.heads.text import TextTower
-from massmerge.plan import Plan, Sizes, TaskPlan, TensorPlan, merge_seconds, peak_memory
-from massmerge.ranks import MatrixSize, core_bytes, factor_bytes, ranks_by_budget, ranks_by_rule
+from massmerge.plan import Plan
+from massmerge.planning import plan_merge, touched_by
 from massmerge.recipe import Recipe, TaskRecipe, TextHead
 from massmerge.routing.sites import choose_sites, find_sites
 from massmerge.sourcefiles import SourceFiles
-from massmerge.tensorfile import TensorInfo, header_bytes
 
 _T = TypeVar("_T")
 
@@ -69,7 +67,7 @@ def tasks_besides(recipe: Recipe, bundled: Bundled | None) -> list[TaskRecipe]:
 
 
 def make_plan(recipe: Recipe | str | Path, folder: str | Path | None = None) -> Plan:
-    """What a merge of this recipe would do; reads configurations and headers only.
+    """What a merge of this recipe would do; reads configurations, headers, and of weights which tensors experts change.
 
     Args:
         recipe: a recipe, or the path of one.
@@ -130,7 +128,11 @@ def prepare(
     attempt.problems += _label_problems(recipe, heads)
     attempt("router.site", partial(_check_sites, recipe, base))
     prepared = Prepared(recipe, folder, base, experts, heads, processor, base_head, files, bundled)
-    prepared.plan = _plan(prepared, attempt.problems, workers)
+    touched = {
+        name: attempt(f"task {name} ({expert.source.text})", partial(touched_by, prepared, expert)) or set()
+        for name, expert in experts.items()
+    }
+    prepared.plan = plan_merge(prepared, touched, attempt.problems, workers)
     return prepared
 
 
@@ -235,150 +237,3 @@ def _label_problems(recipe: Recipe, heads: dict[str, HeadSource]) -> list[Proble
         for name in group
         if complete and name not in known
     ]
-
-
-def _plan(prepared: Prepared, problems: list[Problem], workers: int) -> Plan:
-    recipe, base = prepared.recipe, prepared.base
-    order = [task.name for task in recipe.tasks]
-    touched = {name: prepared.experts[name].names() if name in prepared.experts else set() for name in order}
-    sizes_of = _matrix_sizes(prepared, order, touched)
-    whole = _whole_tensors(prepared, order, touched)
-    fixed = recipe.router.first_pass == "fixed" and not recipe.merge.static
-    base_bytes = _file_bytes({name: base.info(name) for name in sorted(base.slots)})
-    whole_bytes = sum(t.nbytes * sum(t.ranks) + _entry_bytes(t.name) * sum(t.ranks) for t in whole)
-    rest = _rest_bytes(prepared, sizes_of)
-    ranks = _ranks(recipe, sizes_of, base_bytes, whole_bytes + rest, fixed, problems)
-    matrices = [
-        TensorPlan(
-            x.name,
-            base.slots[x.name].kind,
-            base.slots[x.name].shape,
-            _dtype(base.info(x.name)),
-            (x.m, x.n),
-            ranks[x.name],
-        )
-        for x in sizes_of
-    ]
-    factors = {t: sum(factor_bytes(x, ranks[x.name][i]) for x in sizes_of) for i, t in enumerate(order)}
-    cores = sum(core_bytes(x, ranks[x.name]) for x in sizes_of) if fixed else 0
-    head_bytes = sum(head.nbytes for head in (*prepared.heads.values(), prepared.base_head) if head is not None)
-    sizes = Sizes(base_bytes, sum(factors.values()), whole_bytes, cores, rest, head_bytes)
-    if recipe.merge.static:
-        copies = len(order) if recipe.merge.keeps_tasks else 1
-        sizes = Sizes(base_bytes, 0, (copies - 1) * base_bytes, 0, rest, head_bytes)
-    elif recipe.merge.budget is not None and sizes.counted > recipe.merge.budget * base_bytes:
-        problems.append(
-            Problem(
-                "budget",
-                f"cannot be held: rank 1 everywhere and what is stored whole weigh {sizes.ratio:.2f} times the base, the "
-                f"budget is {recipe.merge.budget}. Raise it, or merge fewer tasks.",
-                "warning",
-            )
-        )
-    apart = not recipe.merge.static or recipe.merge.method == "tsv_c"  # what is stored, or would be, for each task
-    tasks = tuple(
-        _task_plan(prepared, name, apart * factors[name], apart * sum(t.nbytes for t in whole if t.ranks[i]))
-        for i, name in enumerate(order)
-        if name in prepared.experts
-    )
-    return Plan(
-        recipe.merge.method,
-        recipe.base,
-        base.skeleton.class_name,
-        base.source.revision,
-        tasks,
-        (*matrices, *whole),
-        sizes,
-        not isinstance(recipe.merge.rank, float),
-        peak_memory(matrices, whole, workers),
-        merge_seconds(matrices, sizes, workers),
-        tuple(problems),
-    )
-
-
-def _matrix_sizes(prepared: Prepared, order: list[str], touched: dict[str, set[str]]) -> list[MatrixSize]:
-    sizes = []
-    for name, slot in sorted(prepared.base.slots.items()):
-        if slot.matrix is None or not prepared.base.info(name).dtype.is_floating_point:
-            continue
-        full = min(slot.matrix)
-        known = {t: prepared.experts[t].rank_limit(name) for t in order if name in touched[t]}
-        limits = tuple((known[t] or full) if t in known else 0 for t in order)
-        if any(limits):
-            sizes.append(MatrixSize(name, *slot.matrix, prepared.base.info(name).dtype.itemsize, limits))
-    return sizes
-
-
-def _whole_tensors(prepared: Prepared, order: list[str], touched: dict[str, set[str]]) -> list[TensorPlan]:
-    """Tensors without factors: norms, biases, tokens, and those that only experts have."""
-    base, tensors = prepared.base, []
-    for name, slot in sorted(base.skeleton.slots.items()):
-        flags = tuple(int(name in touched[t]) for t in order)
-        floating = name in base.readings and base.info(name).dtype.is_floating_point
-        if not any(flags) or (slot.matrix is not None and floating):
-            continue
-        first = next(iter(base.readings.values())).info
-        dtype = _dtype(base.info(name) if name in base.readings else first)
-        tensors.append(TensorPlan(name, slot.kind, slot.shape, dtype, None, flags, name in base.readings))
-    return tensors
-
-
-def _ranks(
-    recipe: Recipe, sizes: list[MatrixSize], base: int, taken: int, fixed: bool, problems: list[Problem]
-) -> dict[str, tuple[int, ...]]:
-    rule = recipe.merge.rank
-    if rule is None and recipe.merge.static:
-        return {x.name: x.limits for x in sizes}  # nothing is truncated
-    if rule is None:
-        assert recipe.merge.budget is not None
-        return ranks_by_budget(sizes, int((recipe.merge.budget - 1) * base) - taken, fixed=fixed)
-    largest = max(sizes, key=lambda x: min(x.m, x.n), default=None)
-    if isinstance(rule, int) and largest is not None and rule > min(largest.m, largest.n):
-        problems.append(
-            Problem(
-                "rank",
-                f"{rule} is larger than every matrix: the largest, {largest.name}, is {largest.m}×{largest.n}. "
-                f"Give at most {min(largest.m, largest.n)}.",
-            )
-        )
-    return ranks_by_rule(sizes, rule)
-
-
-def _task_plan(prepared: Prepared, name: str, factors: int, whole: int) -> TaskPlan:
-    expert, head = prepared.experts[name], prepared.heads.get(name)
-    return TaskPlan(
-        name,
-        expert.source.text,
-        expert.source.revision,
-        expert.form,
-        head.labels if head else None,
-        (head.class_name or head.kind) if head else "none",
-        factors,
-        whole,
-        head.nbytes if head else 0,
-    )
-
-
-def _dtype(info: TensorInfo) -> str:
-    return str(info.dtype).removeprefix("torch.")
-
-
-def _entry_bytes(name: str) -> int:
-    return len(json.dumps(name)) + 96
-
-
-def _file_bytes(infos: dict[str, TensorInfo]) -> int:
-    """Size of a safetensors file with these tensors."""
-    return len(header_bytes(infos)) + sum(info.nbytes for info in infos.values())
-
-
-def _rest_bytes(prepared: Prepared, matrices: list[MatrixSize]) -> int:
-    """An upper bound for everything small: manifest with its checksums, statistics, card, recipe, configuration."""
-    tasks, names = len(prepared.recipe.tasks), sum(len(x.name) for x in matrices)
-    recipe = len(prepared.recipe.dump().encode())
-    manifest = 4096 + 1200 * tasks + names + len(matrices) * (16 + 6 * tasks)
-    statistics = 1024 + 4 * len(matrices) * (tasks * tasks + 3 * tasks)
-    card = 2048 + 100 * tasks + 2 * recipe
-    config = len(prepared.base.skeleton.config.to_json_string(use_diff=False).encode())
-    files = sum(path.stat().st_size for path in prepared.processor.values())
-    return manifest + statistics + card + recipe + config + files

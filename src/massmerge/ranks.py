@@ -25,6 +25,15 @@ class MatrixSize:
     """The highest rank that each task's delta can have; 0 for a task that does not touch the matrix."""
 
 
+def too_small(matrix: tuple[int, int], tasks: int) -> bool:
+    """Whether a matrix has fewer rows or columns than there are tasks, and so not one direction for each.
+
+    TSV-M cannot make such directions orthogonal, and `1/T` of the rank is none. These matrices (BERT's two token types)
+    weigh next to nothing: each task's is stored whole, and merges take the mean, whatever the rule for ranks.
+    """
+    return min(matrix) < tasks
+
+
 def factor_bytes(matrix: MatrixSize, k: int) -> int:
     """Bytes of `u`, `s` and `v` at rank k, their entries in the file's header included."""
     if k == 0:

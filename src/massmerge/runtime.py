@@ -225,7 +225,7 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
         heads,
         reader,
         DenseCache(cache, second),
-        _changes_maker(base, tensors, bundle.recipe.answer.merge),
+        _changes_maker(base, tensors, slots, bundle.recipe.answer.merge),
         tensors,
         _closer_look(bundle, base, sites, kind, tensors, routers) if image else None,
     )
@@ -282,13 +282,15 @@ def _make_first_pass(
     return first_pass
 
 
-def _changes_maker(base: PreTrainedModel, tensors: TaskTensors, merge: MergeKind) -> Callable[..., SetChanges]:
+def _changes_maker(
+    base: PreTrainedModel, tensors: TaskTensors, slots: dict[str, Slot], merge: MergeKind
+) -> Callable[..., SetChanges]:
     state = dict(base.state_dict())
 
     def make_changes(
         tasks: tuple[int, ...], weights: list[float] | None = None, variant: MergeKind = merge
     ) -> SetChanges:
-        return SetChanges(tasks, tensors.factors, tensors.whole, state.get, variant, weights)
+        return SetChanges(tasks, tensors.factors, tensors.whole, state.get, variant, weights, slots)
 
     return make_changes
 

@@ -94,7 +94,7 @@ class StaticParts:
         """The experts' own values: of tensors that the base lacks their mean, where one model is made of all."""
         values: dict[str, Tensor] = {}
         for task in self._originals.touching(tensor):
-            value = self._originals.whole(tensor, task)
+            value = self._originals.whole(tensor, task, base)
             length = float(delta(base, value).double().norm())
             norm[self._known.tasks.index(task)] = length
             if length > 0 or not tensor.in_base:

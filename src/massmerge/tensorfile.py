@@ -27,6 +27,7 @@ DTYPES: dict[str, torch.dtype] = {
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _HEADER_LIMIT = 100_000_000  # the format's own limit
 _COUNT_LIMIT = 1 << 48  # more than any disk holds, and few enough that torch can multiply two of them
+_START = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,14 @@ def read_bytes(info: TensorInfo) -> bytearray:
                 raise InputError(f"{info.path}: cut short while it was read. Download or save it again.")
             done += count
     return data
+
+
+def read_start(info: TensorInfo) -> bytes:
+    """The first bytes of a stored tensor."""
+    assert info.path is not None, "the tensor's data is not on this machine"
+    with info.path.open("rb", buffering=0) as file:
+        file.seek(info.offset)
+        return file.read(min(info.nbytes, _START))
 
 
 def read_tensor(info: TensorInfo) -> Tensor:

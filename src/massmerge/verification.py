@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from massmerge.bundle import Bundle
+from massmerge.bundled import Bundled
 from massmerge.checkpoints import LowRank
-from massmerge.checkpoints.skeleton import to_matrix
-from massmerge.deltas import delta
+from massmerge.checkpoints.skeleton import Kind, to_matrix
+from massmerge.deltas import delta, in_full
 from massmerge.errors import InputError, problems_error
+from massmerge.linalg import remaining_energy
 from massmerge.prepare import Prepared, prepare
+from massmerge.sourcefiles import SourceFiles
 
 # How far factors may be from the best ones of their rank, by their dtype, as a share of the delta. Float32 could do with
 # less, but for the kept energy that the merge recorded: rounded to 1e-7, it leaves a root of that in doubt.
@@ -129,9 +132,9 @@ def _verify_task(
         progress(f"{task.name}: {tensor.name}")
         base = prepared.base.read(tensor.name) if tensor.in_base else torch.zeros(tensor.shape)
         given = prepared.experts[task.name].read(tensor.name)
-        if tensor.matrix is None:
-            assert isinstance(given, Tensor)
-            if not _whole_agrees(bundle.whole(task.name, tensor.name), base, given):
+        if tensor.name not in rows:
+            own = in_full(base, given, prepared.base.skeleton.slots[tensor.name])
+            if not _whole_agrees(bundle.whole(task.name, tensor.name), base, own, tensor.kind):
                 faults.append(f"{tensor.name}: not the expert's value")
             continue
         change = given.b @ given.a if isinstance(given, LowRank) else to_matrix(delta(base, given), tensor.kind)
@@ -141,9 +144,8 @@ def _verify_task(
             if length > 0:
                 faults.append(f"{tensor.name}: the expert changes it, the bundle does not")
             continue
-        difference = float(
-            (factors._replace(u=factors.u.float(), v=factors.v.float()).dense() - change).double().norm()
-        )
+        stored = factors._replace(u=factors.u.float(), v=factors.v.float())
+        difference = math.sqrt(remaining_energy(change, stored))
         promised = math.sqrt(max(0.0, 1.0 - float(bundle.statistics["energy"][rows[tensor.name], position])))
         found = TensorError(
             tensor.name, difference / length if length else math.inf, promised, _TOLERANCE[factors.u.dtype]
@@ -152,13 +154,25 @@ def _verify_task(
         squared_error, squared = squared_error + difference**2, squared + length**2
         if found.fault:
             faults.append(f"{tensor.name}: relative error {found.error:.2e}, its rank explains {found.promised:.2e}")
+    changed = {tensor.name for tensor in prepared.plan.tensors if tensor.ranks[position]}
+    held = Bundled(bundle, SourceFiles()).experts()[task.name].names()
+    faults += [f"{name}: the bundle changes it, the expert does not" for name in sorted(held - changed)]
     worst = tuple(sorted(errors, key=lambda e: -e.error)[:_WORST])
     total = math.sqrt(squared_error / squared) if squared else 0.0
     return TaskVerification(task.name, prepared.experts[task.name].source.text, total, worst, tuple(faults))
 
 
-def _whole_agrees(stored: Tensor | None, base: Tensor, given: Tensor) -> bool:
-    """Whether the bundle has the expert's value, or rightly none where the expert left the base alone."""
+def _whole_agrees(stored: Tensor | None, base: Tensor, given: Tensor, kind: Kind) -> bool:
+    """Whether the bundle has the expert's value, or rightly none where the expert left the base alone.
+
+    A small matrix may have been put together from its factors when a task was added, so it is the expert's up to rounding.
+    """
+    change = delta(base, given)
     if stored is None:
-        return not bool(delta(base, given).any())
-    return bool(torch.equal(stored, given.to(stored.dtype)))
+        return not bool(change.any())
+    own = given.to(stored.dtype)
+    if kind == "other" or torch.equal(stored, own):
+        return bool(torch.equal(stored, own))
+    rounding = torch.finfo(stored.dtype).eps * float(own.double().norm())
+    allowed = _TOLERANCE[stored.dtype] * float(change.double().norm()) + rounding
+    return float((stored.double() - own.double()).norm()) <= allowed

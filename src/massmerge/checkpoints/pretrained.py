@@ -126,7 +126,7 @@ def empty_model(config: PretrainedConfig, kind: type[Any] = AutoModel) -> PreTra
     name = config.model_type if kind is AutoModel else kind.__name__
     _refuse(f"a {name}", faults_in(config))
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _in_silence():  # a class that is only tried has nothing to say
             if kind is AutoModel:
                 return AutoModel.from_config(config, trust_remote_code=False)
             return kind(config)
@@ -225,7 +225,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def _in_silence() -> Iterator[None]:
-    """Without transformers' bar, and without its word on a pooler that no file has, which is dropped again."""
+    """Without transformers' bar and its warnings, such as that of a pooler that no file has, which is dropped again."""
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

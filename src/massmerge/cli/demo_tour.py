@@ -84,7 +84,7 @@ class Tour:
         self._say(f"\nCommands run in that folder:  {_command(['cd', str(demo.folder)])}")
 
     def _plan(self) -> None:
-        self._step("What would a merge do? Only headers are read.", ["mass", "plan", "recipe.yaml"])
+        self._step("What would a merge do? Nothing is written yet.", ["mass", "plan", "recipe.yaml"])
         made = make_plan(self.demo.recipe)
         print_problems(made.problems)
         tasks = [

@@ -57,17 +57,18 @@ def _list_sites(bundle: str, *, as_json: bool, quiet: bool) -> None:
 def describe(report: Inspection) -> str:
     """A report for the terminal."""
     names = [t.name for t in report.tasks]
+    fixed = bool(report.sizes["fixed model"])
     tasks = [
         [t.name, t.form, _labels(t.labels), f"{t.rank_low} to {t.rank_high}" if t.rank_high != t.rank_low else t.rank_low,
-         f"{t.energy:.1%}", size(t.nbytes), f"{len(t.left_out)} matrices" if t.left_out else "-"]
+         f"{t.energy:.1%}", size(t.nbytes), *[f"{len(t.left_out)} matrices" if t.left_out else "-"] * fixed]
         for t in report.tasks
     ]  # fmt: skip
     parts = [
         f"{report.path}: {len(names)} tasks on {report.base} ({report.base_class})",
-        table(["task", "form", "labels", "rank", "energy kept", "size", "left out of fixed model"], tasks),
+        table(["task", "form", "labels", "rank", "energy kept", "size", *["left out of fixed model"] * fixed], tasks),
         table(
             ["part", "size", "of the base"],
-            [[n, size(b), f"{b / report.base_bytes:.3f}"] for n, b in report.sizes.items()],
+            [[n, size(b), f"{b / report.base_bytes:.3f}"] for n, b in report.sizes.items() if b or n != "fixed model"],
         )
         + f"\n{report.ratio:.3f} times the base, heads not counted",
         "energy kept, by block\n"

@@ -10,6 +10,8 @@ from massmerge.cli.common import plural, print_json, print_problems, seconds, si
 from massmerge.plan import Plan
 from massmerge.prepare import make_plan
 
+_SAVES = 0.95  # a bundle that weighs more than this share of its experts is no smaller in any way that matters
+
 
 @click.command()
 @click.argument("recipe", type=click.Path(dir_okay=False))
@@ -19,7 +21,8 @@ from massmerge.prepare import make_plan
 def plan(recipe: str, tensors: bool, strict: bool, as_json: bool, quiet: bool) -> None:
     """What a merge of RECIPE would do: tasks, ranks, bytes, memory, time, problems.
 
-    Reads configurations and headers only; no weight is read, nothing but these is downloaded.
+    Reads configurations, headers, and of experts on this machine as much as shows which tensors they change.
+    Downloads no weights.
     """
     show_plan(make_plan(recipe), tensors=tensors, strict=strict, as_json=as_json, quiet=quiet)
 
@@ -31,16 +34,16 @@ def show_plan(made: Plan, *, tensors: bool, strict: bool, as_json: bool, quiet: 
     elif not quiet:
         click.echo(describe(made, tensors=tensors))
     print_problems(made.problems)
-    failed = sum(p.level == "error" and p.where.startswith("task ") for p in made.problems)
-    if failed and not quiet:
-        click.echo(f"the figures above leave out {plural(failed, 'task')} that could not be opened", err=True)
+    if made.tasks and made.left_out and not quiet:
+        click.echo(f"the figures above leave out {', '.join(made.left_out)}, which could not be opened", err=True)
     if made.errors or (strict and made.problems):
         sys.exit(2)
 
 
 def describe(made: Plan, *, tensors: bool = False) -> str:
     """A plan for the terminal."""
-    about = "" if made.ranks_exact else "at most "
+    if not made.tasks:
+        return f"none of {plural(len(made.left_out), 'task')} on {made.base} ({made.base_class}) could be opened"
     parts = [
         f"{plural(len(made.tasks), 'task')} on {made.base} ({made.base_class}), method {made.method}",
         table(
@@ -51,28 +54,39 @@ def describe(made: Plan, *, tensors: bool = False) -> str:
                 for t in made.tasks
             ],
         ),
-        table(["matrices", "shape", "count", "ranks"], _shapes(made)),
     ]  # fmt: skip
-    if tensors:
-        parts.append(
-            table(
-                ["tensor", "kind", "shape", "ranks"],
-                [
-                    [t.name, t.kind, "×".join(map(str, t.shape)), _ranks(t.ranks) if t.matrix else "whole"]
-                    for t in made.tensors
-                ],
-            )
-        )
+    if made.matrices:
+        parts.append(table(["matrices", "shape", "count", "ranks"], _shapes(made)))
+    if tensors and made.tensors:
+        rows = [
+            [t.name, t.kind, "×".join(map(str, t.shape)), _ranks(t.ranks) if t.matrix else "whole"]
+            for t in made.tensors
+        ]
+        parts.append(table(["tensor", "kind", "shape", "ranks"], rows))
+    return "\n\n".join([*parts, _sizes(made), _summary(made)])
+
+
+def _sizes(made: Plan) -> str:
     sizes = made.sizes
     rows = [("base", sizes.base), ("factors", sizes.factors), ("stored whole", sizes.whole)]
     rows += [("fixed model", sizes.fixed)] * bool(sizes.fixed) + [("everything else", sizes.rest)]
     rows += [("together", sizes.counted), ("heads, not counted", sizes.heads)]
-    parts.append(table(["part", "size", "of the base"], [[n, size(b), f"{b / sizes.base:.3f}"] for n, b in rows]))
-    parts.append(
-        f"{about}{sizes.ratio:.2f} times the base; peak memory about {size(made.peak_memory)}, "
-        f"time about {seconds(made.seconds)}"
+    return table(["part", "size", "of the base"], [[n, size(b), f"{b / sizes.base:.3f}"] for n, b in rows])
+
+
+def _summary(made: Plan) -> str:
+    """What it comes to, beside what it costs to keep the experts as they are."""
+    about = "" if made.ranks_exact else "at most "
+    apart = made.apart / made.sizes.base
+    text = (
+        f"{about}{made.sizes.ratio:.2f} times the base, the experts as they are {apart:.2f} times; "
+        f"peak memory about {size(made.peak_memory)}, time about {seconds(made.seconds)}"
     )
-    return "\n\n".join(parts)
+    if made.method == "mass" and made.sizes.counted > _SAVES * made.apart:
+        text += (
+            "\nThis saves no space. A lower `merge.budget` does, and so do more tasks: the budget is for all of them."
+        )
+    return text
 
 
 def _shapes(made: Plan) -> list[list[object]]:

@@ -133,7 +133,7 @@ def _text_head(task: TaskRecipe, head: TextHead, folder: Path, tower: TextTower 
 def _refuse_label_count(labels: tuple[str, ...], size: int) -> None:
     if len(labels) != size:
         raise InputError(
-            f"has {len(labels)} labels, but its head has {size} outputs. Give one label an output, in order."
+            f"has {len(labels)} labels, but its head has {size} outputs. Give one label for each output, in order."
         )
     if twice := repeated(labels):
         raise InputError(f"has the labels {twice} more than once. Give each output its own name.")

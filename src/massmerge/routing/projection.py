@@ -87,14 +87,14 @@ class ProjectionRouter:
 
 
 def mahalanobis_whitener(v: Tensor, ridge: float = 1e-3) -> Tensor:
-    """`Σ^-½` (d, d) for the covariance of all tasks' singular vectors together, centred as the paper defines it.
+    """`Σ^-½` (d, d) for the second moment `Σ = VᵀV / R` of all tasks' singular vectors `v (R, d)` together.
 
-    The covariance has low rank where the tasks leave directions out; the ridge, a share of its mean variance, keeps it
-    invertible.
+    The paper centres the vectors first. But the sign of a singular vector is arbitrary, so their mean is too; the second
+    moment does not depend on signs. It has low rank where the tasks leave directions out; the ridge, a share of its mean,
+    keeps it invertible.
     """
-    centred = (v - v.mean(0, keepdim=True)).double()
-    covariance = centred.mT @ centred / max(1, v.shape[0] - 1)
-    values, vectors = torch.linalg.eigh(covariance)
+    double = v.double()
+    values, vectors = torch.linalg.eigh(double.mT @ double / max(1, v.shape[0]))
     values = values.clamp_min(0) + ridge * values.mean().clamp_min(1e-12)
     return ((vectors * values.rsqrt()) @ vectors.mT).to(v.dtype)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from massmerge.checkpoints.skeleton import Slot, to_matrix
 from massmerge.linalg import Factors, quick_core
 from massmerge.packed import onednn_linear, onednn_takes
 
@@ -47,6 +48,13 @@ def _projected(v: Tensor, x: Tensor) -> Tensor:
     return v @ x.mT  # the thin matrix on the left is multiplied a quarter faster than on the right
 
 
+def exact_change(delta: Tensor) -> LowRankChange:
+    """A dense delta (m, n) as an update: a factor beside the identity, so that nothing is cut off."""
+    side = torch.eye(min(delta.shape), dtype=delta.dtype, device=delta.device)
+    u, v = (side, delta) if delta.shape[0] <= delta.shape[1] else (delta, side)
+    return LowRankChange((u,), side.diagonal(), (v,))
+
+
 class Change(NamedTuple):
     """What a set changes in one tensor: a low-rank update, or a value instead of the base's."""
 
@@ -64,6 +72,7 @@ class SetChanges:
         base: gives the base's value of a tensor.
         variant: `orthogonal` is TSV-M inside the set, `plain` the sum of the deltas, `weighted` the sum by the weights.
         weights: of the tasks, for `weighted`.
+        slots: kind and shape of every tensor; layers take the change of a matrix as an update, even of one kept whole.
     """
 
     def __init__(
@@ -74,8 +83,10 @@ class SetChanges:
         base: Callable[[str], Tensor | None],
         variant: Variant = "orthogonal",
         weights: Sequence[float] | None = None,
+        slots: Mapping[str, Slot] | None = None,
     ) -> None:
         self.tasks, self.variant, self.weights = tasks, variant, weights
+        self._slots = slots or {}
         self._factors, self._whole, self._base = factors, whole, base
         self._made: dict[str, Change] = {}
         self.modules: dict[int, nn.Module] = {}
@@ -93,18 +104,24 @@ class SetChanges:
         found = [(i, f) for i, t in enumerate(self.tasks) if (f := self._factors(t, tensor)) is not None]
         if found:
             return Change(update=self._merged([f for _, f in found], [i for i, _ in found]))
+        value, base = self._mean(tensor), self._base(tensor)
+        slot = self._slots.get(tensor)
+        if value is None or base is None or slot is None or slot.matrix is None or not value.is_floating_point():
+            return Change(value=value)
+        return Change(update=exact_change(to_matrix(value - base, slot.kind)))
+
+    def _mean(self, tensor: str) -> Tensor | None:
+        """The mean of the tasks' own values, the base's for a task that has none; none where no task has one."""
         values = [self._whole(t, tensor) for t in self.tasks]
-        if all(v is None for v in values):
-            return Change()
-        if len(values) == 1:
-            return Change(value=values[0])
+        if len(values) == 1 or all(v is None for v in values):
+            return values[0]
         base = self._base(tensor)
         present = [v if v is not None else base for v in values]
         # A tensor that only experts have has no base value: the mean is over the tasks that have it.
         real = [v for v in present if v is not None]
         if not real[0].is_floating_point():
-            return Change(value=real[0])
-        return Change(value=torch.stack([v.float() for v in real]).mean(0).to(real[0].dtype))
+            return real[0]
+        return torch.stack([v.float() for v in real]).mean(0).to(real[0].dtype)
 
     def _merged(self, factors: list[Factors], positions: list[int]) -> LowRankChange:
         us, vs = tuple(f.u for f in factors), tuple(f.v for f in factors)
