@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from massmerge.answers import Prediction, Routing, rank_answers
+from massmerge.answers import Prediction, Routing, make_prediction
 from massmerge.base_model import dense_base
 from massmerge.errors import InputError, problems_error
 from massmerge.heads import write_head
@@ -95,12 +95,11 @@ class Answering:
             found = head(take_rows(output, index, len(chosen)), {k: v[index] for k, v in batch.items()})
             for row, values in zip(rows, found, strict=True):
                 logits[row][task] = values
-        predictions = []
-        for row, own in enumerate(logits):
-            best, *others = rank_answers(own, self.labels, dict.fromkeys(own, 1.0), AnswerOptions(), top)
-            routing = None if routings is None else routings[row]
-            predictions.append(Prediction(best.task, best.label, best.score, best.logit, others, routing))
-        return predictions
+        problems = {task: head.problem_type for task, head in self.heads.items()}
+        return [
+            make_prediction(own, self.labels, problems, dict.fromkeys(own, 1.0), AnswerOptions(), top, routing)
+            for own, routing in zip(logits, routings or [None] * len(logits), strict=True)
+        ]
 
 
 class Answerer:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from massmerge.checkpoints.backbone import language_class
 from massmerge.errors import InputError, listing
+from massmerge.heads.problem import read_problem
 from massmerge.linalg import Factors
-from massmerge.recipe import Recipe
+from massmerge.recipe import ProblemType, Recipe
 from massmerge.tensorfile import TensorInfo, read_header, read_tensor
 
 FORMAT_VERSION = 1
@@ -152,6 +153,8 @@ class BundleTask:
     form: str
     head: str
     labels: tuple[str, ...] | None
+    problem_type: ProblemType | None
+    """What the outputs of its head mean; none without a head."""
 
 
 class Bundle:
@@ -199,10 +202,13 @@ class Bundle:
     @cached_property
     def tasks(self) -> list[BundleTask]:
         """The tasks, in order."""
-        return [
-            BundleTask(**{**task, "labels": self._labels(task["name"])})  # labels have a file of their own
-            for task in self.manifest["tasks"]
-        ]
+        return [self._task(task) for task in self.manifest["tasks"]]
+
+    def _task(self, said: dict[str, Any]) -> BundleTask:
+        """A task with its labels and what they mean, which have files of their own."""
+        labels = self._labels(said["name"])
+        problem = None if labels is None else read_problem(self.path / "tasks" / said["name"] / "head", len(labels))
+        return BundleTask(**{**said, "labels": labels, "problem_type": problem})
 
     def _labels(self, task: str) -> tuple[str, ...] | None:
         name = f"tasks/{task}/labels.json"

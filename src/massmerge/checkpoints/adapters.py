@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.models.auto import modeling_auto
 
 from massmerge.checkpoints.backbone import Base, infer_task_model, language_class, load_config, split
 from massmerge.checkpoints.experts import HeadParts, LowRank
@@ -201,6 +202,8 @@ def _task_skeleton(
     modules = {m["module"] + ".weight" for m in map(_lora_part, plain.values()) if m}
     names = {**whole, **dict.fromkeys(modules, TensorInfo((), next(iter(base.readings.values())).info.dtype))}
     said = (config.get("auto_mapping") or {}).get("base_model_class")
+    if config.get("task_type") == "TOKEN_CLS":  # its head has the shape of one for whole inputs
+        said = modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES.get(base.skeleton.config.model_type)
     return infer_task_model(base.skeleton, names, [said] if said else [])[0]
 
 
