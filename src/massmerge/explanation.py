@@ -39,9 +39,7 @@ def heads_of(prediction: Prediction, top: int) -> dict[str, list[Answer]]:
     """For each task of the selected set the best labels of its head; the prediction must hold all of them."""
     if prediction.task is None:
         return {}
-    best = Answer(
-        prediction.task, str(prediction.label), prediction.score, prediction.logit or 0.0, prediction.value
-    )
+    best = Answer(prediction.task, str(prediction.label), prediction.score, prediction.logit or 0.0, prediction.value)
     heads: dict[str, list[Answer]] = {}
     for answer in [*([best] if prediction.label is not None else []), *prediction.alternatives]:
         if len(heads.setdefault(answer.task, [])) < top:

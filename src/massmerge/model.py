@@ -378,9 +378,8 @@ class Model(Routed):
             values = head(take_rows(output, index, count), {k: v[index] for k, v in inputs.items()}).cpu()
             for position, row in zip(rows, values, strict=True):
                 logits[int(order[position])][task] = row
-        predictions, problems = [], {task: head.problem_type for task, head in self._runtime.heads.items()}
+        predictions, problems, options = [], self.problems, self._runtime.recipe.answer
         for routing, found in zip(routings, logits, strict=True):
-            options = self._runtime.recipe.answer
             predictions.append(
                 make_prediction(found, self._runtime.labels, problems, routing.weights, options, top, routing)
             )

@@ -28,5 +28,7 @@ def problem_of(said: str | None, outputs: int) -> ProblemType:
 def read_problem(folder: Path, outputs: int) -> ProblemType:
     """The same of a head that was written to a folder."""
     files = (folder / name for name in ("linear.json", "config.json"))
-    options: dict[str, str] = next((json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()), {})
+    options: dict[str, str] = next(
+        (json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()), {}
+    )
     return problem_of(options.get("problem_type"), outputs)

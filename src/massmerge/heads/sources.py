@@ -47,9 +47,7 @@ class HeadSource:
     """Where a bundle keeps it already."""
 
 
-def find_head(
-    task: TaskRecipe, expert: Expert, base: Base, folder: Path, tower: TextTower | None = None
-) -> HeadSource:
+def find_head(task: TaskRecipe, expert: Expert, base: Base, folder: Path, tower: TextTower | None = None) -> HeadSource:
     """The head that a task will have: the recipe's, else the expert's own.
 
     Args:
