@@ -9,9 +9,9 @@ import yaml
 
 import massmerge
 from massmerge import InputError, MassError
-from massmerge.answers import Routing, rank_answers
+from massmerge.answers import Routing, make_prediction
 from massmerge.evaluation.data import batches_of_one_task
-from massmerge.evaluation.metrics import Given
+from massmerge.evaluation.metrics import given_of
 from massmerge.evaluation.prepared import prepare_evaluation
 from massmerge.evaluation.studies import STUDIES
 from massmerge.evaluation.studies.batch import ALL_INPUTS, PROBES
@@ -20,6 +20,7 @@ from massmerge.evaluation.studies.fixed import accepted_tasks, fixed_pass
 from massmerge.evaluation.studies.opening import open_studies
 from massmerge.evaluation.studies.run import run_studies
 from massmerge.evaluation.studies.settings import Settings
+from massmerge.evaluation.suite import join_labels
 from massmerge.recipe import AnswerOptions, Redundancy
 from models import image_bundle, with_options
 from study_suite import study_bundle, write_study_suite
@@ -233,7 +234,9 @@ def test_the_answer_of_a_set_is_chosen_as_in_predict(score):
     generator = torch.Generator().manual_seed(0)
     options = AnswerOptions(score=score, weight=0.7)
     labels = {"a": ("x", "y"), "b": ("x", "y", "z"), "c": ("w",), "d": ("t", "u")}
-    problems = dict(zip(labels, [ONE, ONE, "regression", SEVERAL], strict=True))
+    problems = dict(
+        zip(labels, ["single_label_classification"] * 2 + ["regression", "multi_label_classification"], strict=True)
+    )
     for _ in range(20):
         logits = {task: torch.randn(len(names), generator=generator) for task, names in labels.items()}
         weights = dict(zip(labels, torch.rand(4, generator=generator).tolist(), strict=True))

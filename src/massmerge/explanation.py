@@ -79,12 +79,13 @@ def plot_explanation(found: Explanation, title: str, path: str | Path) -> None:
     names = sorted(routing.weights, key=lambda n: routing.weights[n])
     colours = [_CHOSEN if n in routing.selected else _OTHERS for n in names]
     answers = [a for head in found.heads.values() for a in head][::-1]
-    best = (found.prediction.task, found.prediction.label)
+    best = found.prediction.labels or [found.prediction.label]
     panels = [
         ("weight of each task", names, [routing.weights[n] for n in names], colours),
         ("residual of each task (less is better)", names, [routing.residuals.get(n, 0.0) for n in names], colours),
         ("probability of labels, head by head", [f"{a.task}: {a.label}" for a in answers],
-         [a.logit if a.score is None else a.score for a in answers], [_BEST if (a.task, a.label) == best else _OTHERS for a in answers]),
+         [a.logit if a.score is None else a.score for a in answers],
+         [_BEST if a.task == found.prediction.task and a.label in best else _OTHERS for a in answers]),
     ]  # fmt: skip
     panels = [panel for panel in panels if panel[1] and (routing.residuals or "residual" not in panel[0])]
     rows = max(len(panel[1]) for panel in panels)

@@ -93,5 +93,5 @@ def labels_body(outcome: Outcome, index: int, top: int) -> list[dict[str, Any]]:
         raise ServiceError(status, result.code, f"inputs[{index}]: {result.message}")
     if result.task is None:
         return []
-    answers = [*([result] if result.label is not None else []), *result.alternatives]
+    answers: list[Prediction | Answer] = [*([result] if result.label is not None else []), *result.alternatives]
     return [{"task": a.task, "label": a.label, "score": a.score if a.value is None else a.value} for a in answers[:top]]

@@ -46,7 +46,8 @@ class Loaded:
         return [
             {
                 "name": task.name, "labels": None if task.labels is None else list(task.labels), "bytes": task.nbytes,
-                "problem_type": task.problem_type, "form": task.form, "rank": [task.rank_low, task.rank_high], "energy": task.energy,
+                "problem_type": task.problem_type, "form": task.form, "rank": [task.rank_low, task.rank_high],
+                "energy": task.energy,
             }
             for task in self.report.tasks
         ]  # fmt: skip

@@ -183,7 +183,7 @@ class BundleAnswer(BaseModel):
     ratio: float
     similarity: list[list[float]] = Field(description="Cosines of the tasks' deltas, in the order of the tasks.")
     overlap: list[list[float]] | None = Field(
-        description="Share of the smaller of two tasks' routing subspaces that lies in the other, the mean over voting sites."
+        description="Share of the smaller of two tasks' routing subspaces that lies in the other, the mean over sites."
     )
     overlap_by_chance: float | None = Field(description="What random subspaces of their sizes share.")
     examples: list[dict[str, str]]
