@@ -143,7 +143,7 @@ ROWS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "infinity in an expert's bias": (
         tensors("green", set_value("bert.encoder.layer.1.output.dense.bias", torch.inf)),
         ("task green (green)", "encoder.layer.1.output.dense.bias holds NaN or infinity")),
-    "an expert beyond what float32 computes with": (
+    "numbers next to infinity in an expert": (
         tensors("green", set_value(f"bert.{QUERY}", 1e37)),
         ("task green (green)", f"{QUERY} holds numbers up to 1.0e+37, too large for float32")),
     "NaN in the base": (tensors("base", set_value(QUERY, torch.nan)), ("base (base)", f"{QUERY} holds NaN or infinity")),

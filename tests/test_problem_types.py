@@ -16,6 +16,7 @@ from massmerge import InputError, MassError
 from massmerge.answers import make_prediction
 from massmerge.bundle import Bundle, read_manifest, write_manifest
 from massmerge.cli.main import main
+from massmerge.example import make_writing_example
 from massmerge.moerging import PEERS
 from massmerge.prepare import make_plan, prepare
 from massmerge.recipe import AnswerOptions, Recipe
@@ -416,3 +417,22 @@ def test_a_peer_reads_what_the_bundle_would(tmp_path):
         prepare(Recipe.load(pooled_recipe(tmp_path, False)), tmp_path, download=True), gate=4, rank=6
     )
     assert peer.parts.heads["a"]._features == "mean"
+
+
+# What is written
+
+
+def test_a_text_that_was_computed_from_nan_is_an_error(tmp_path):
+    recipe = make_writing_example(tmp_path)
+    change_tensors(
+        tmp_path / "question", lambda state: state["decoder.block.0.layer.2.DenseReluDense.wi.weight"].mul_(1e18)
+    )
+    change_tensors(
+        tmp_path / "question", lambda state: state["decoder.block.0.layer.2.DenseReluDense.wo.weight"].mul_(1e19)
+    )
+    model = massmerge.load(massmerge.merge(recipe, tmp_path / "bundle"))
+    rows = model.generate(TEXTS[:2], task="question", on_error="row", max_new_tokens=3)
+    assert all(one.text is None and one.task is None and "NaN or infinity" in one.error for one in rows)
+    with pytest.raises(MassError, match="NaN or infinity"):
+        model.generate(TEXTS[:2], task="question", max_new_tokens=3)
+    assert all(one.error is None and one.tokens for one in model.generate(TEXTS[:2], task="summary", max_new_tokens=3))

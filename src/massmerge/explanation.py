@@ -79,7 +79,7 @@ def plot_explanation(found: Explanation, title: str, path: str | Path) -> None:
     names = sorted(routing.weights, key=lambda n: routing.weights[n])
     colours = [_CHOSEN if n in routing.selected else _OTHERS for n in names]
     answers = [a for head in found.heads.values() for a in head][::-1]
-    best = found.prediction.labels or [found.prediction.label]
+    best = found.prediction.labels or [str(found.prediction.label)]
     panels = [
         ("weight of each task", names, [routing.weights[n] for n in names], colours),
         ("residual of each task (less is better)", names, [routing.residuals.get(n, 0.0) for n in names], colours),

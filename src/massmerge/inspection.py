@@ -62,8 +62,8 @@ class Inspection:
     similarity: list[list[float]]
     """Cosines of the tasks' deltas, all factored matrices together."""
     overlap: list[list[float]] | None
-    """Share of the smaller of two tasks' routing subspaces that lies in the other, the mean over voting sites. Tasks that share
-    much are confused, whatever the cosine of their deltas. None where the sites cannot be found without weights."""
+    """Share of the smaller of two tasks' routing subspaces that lies in the other, the mean over voting sites. Tasks that
+    share much are confused, whatever the cosine of their deltas. None where sites cannot be found without weights."""
     overlap_by_chance: float | None
     """What random subspaces of their sizes share, the mean over pairs."""
 

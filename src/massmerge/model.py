@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ from massmerge.runtime import load_runtime, with_decoder_start
 from massmerge.subspace.segments import Segment, Segments
 from massmerge.subspace.updates import SetChanges
 from massmerge.trees import take_rows
+
+_A = TypeVar("_A", Prediction, Generation)
 
 
 def load(
@@ -109,9 +111,7 @@ class Model(Routed):
             answers = iter(self._answer(good, allowed, route, top, limits) if good else [])
             for row in rows:
                 answer = Prediction(None, error=str(row)) if isinstance(row, InputError) else next(answers)
-                if answer.error and on_error == "raise":
-                    raise MassError(answer.error)
-                yield answer
+                yield _given(answer, on_error)
 
     def outcomes(
         self, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32
@@ -187,7 +187,8 @@ class Model(Routed):
             good = [row for row in rows if not isinstance(row, InputError)]
             answers = iter(self._generations(generator, good, allowed, limits) if good else [])
             for row in rows:
-                yield Generation(None, error=str(row)) if isinstance(row, InputError) else next(answers)
+                answer = Generation(None, error=str(row)) if isinstance(row, InputError) else next(answers)
+                yield _given(answer, on_error)
 
     def generate_stream(self, prompt: Any, *, task: str | Sequence[str] | None = None, **options: Any) -> TextStream:
         """The answer to one prompt while it is written: iterate over the result; `task` and `routing` are known at once."""
@@ -384,6 +385,13 @@ class Model(Routed):
                 make_prediction(found, self._runtime.labels, problems, routing.weights, options, top, routing)
             )
         return predictions
+
+
+def _given(answer: _A, on_error: str) -> _A:
+    """An answer; an error in its place is raised if it is to stop everything."""
+    if answer.error and on_error == "raise":
+        raise MassError(answer.error)
+    return answer
 
 
 def _evened(groups: list[tuple[SetChanges, list[int]]], device: torch.device) -> list[tuple[SetChanges, list[int]]]:

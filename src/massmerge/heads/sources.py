@@ -93,8 +93,8 @@ def find_head(task: TaskRecipe, expert: Expert, base: Base, folder: Path, tower:
 def trained_features(base: Base, expert: Expert) -> str:
     """What a linear head reads if the recipe leaves it open.
 
-    A pooler that fine-tuning left as it was is not what the head was trained on: then it is the mean over the tokens of a text,
-    or the first token of an image. Else it is `auto`.
+    A pooler that fine-tuning left as it was is not what the head was trained on: then it is the mean over the tokens of a
+    text, or the first token of an image. Else it is `auto`.
     """
     poolers = [name for name in base.skeleton.slots if name.startswith("pooler.")]
     if not poolers or any(_changes(base, expert, name) for name in poolers):
