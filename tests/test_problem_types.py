@@ -17,6 +17,7 @@ from massmerge.answers import make_prediction
 from massmerge.bundle import Bundle, read_manifest, write_manifest
 from massmerge.cli.main import main
 from massmerge.example import make_writing_example
+from massmerge.export import export_bundle
 from massmerge.moerging import PEERS
 from massmerge.prepare import make_plan, prepare
 from massmerge.recipe import AnswerOptions, Recipe
@@ -148,6 +149,11 @@ def test_a_problem_type_without_a_head_is_refused(tmp_path):
 def test_a_task_keeps_its_kind_when_another_is_removed(folder, tmp_path):
     massmerge.remove(folder / "bundle", ["mood"], out=tmp_path / "two")
     assert massmerge.load(tmp_path / "two").problems == {"spam": NUMBER, "topic": SEVERAL}
+
+
+def test_an_exported_checkpoint_says_what_its_outputs_mean(folder, tmp_path):
+    export_bundle(folder / "bundle", tmp_path / "hf", "hf", ["topic"])
+    assert BertForSequenceClassification.from_pretrained(tmp_path / "hf").config.problem_type == SEVERAL
 
 
 # Token classification
@@ -424,12 +430,8 @@ def test_a_peer_reads_what_the_bundle_would(tmp_path):
 
 def test_a_text_that_was_computed_from_nan_is_an_error(tmp_path):
     recipe = make_writing_example(tmp_path)
-    change_tensors(
-        tmp_path / "question", lambda state: state["decoder.block.0.layer.2.DenseReluDense.wi.weight"].mul_(1e18)
-    )
-    change_tensors(
-        tmp_path / "question", lambda state: state["decoder.block.0.layer.2.DenseReluDense.wo.weight"].mul_(1e19)
-    )
+    layers = [f"decoder.block.0.layer.2.DenseReluDense.{name}.weight" for name in ("wi", "wo")]
+    change_tensors(tmp_path / "question", lambda state: [state[name].mul_(1e19) for name in layers])
     model = massmerge.load(massmerge.merge(recipe, tmp_path / "bundle"))
     rows = model.generate(TEXTS[:2], task="question", on_error="row", max_new_tokens=3)
     assert all(one.text is None and one.task is None and "NaN or infinity" in one.error for one in rows)
