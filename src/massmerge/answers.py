@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from massmerge.errors import MassError
 from massmerge.recipe import AnswerOptions, ProblemType
 
 _PASSES = 0.5  # probability of a label of a multi-label head above which it is given
@@ -106,6 +107,16 @@ class Generation:
         return asdict(self)
 
 
+_A = TypeVar("_A", Prediction, Generation)
+
+
+def or_raised(answer: _A, on_error: str) -> _A:
+    """An answer; with `raise` an error that stands in its place is raised."""
+    if answer.error and on_error == "raise":
+        raise MassError(answer.error)
+    return answer
+
+
 def make_prediction(
     logits: Mapping[str, Tensor],
     labels: Mapping[str, Sequence[str]],
@@ -152,13 +163,9 @@ def passing(probabilities: Iterable[float], labels: Iterable[str]) -> dict[str, 
 
 
 def rank_answers(
-    logits: Mapping[str, Tensor],
-    labels: Mapping[str, Sequence[str]],
-    problems: Mapping[str, ProblemType],
-    weights: Mapping[str, float],
-    options: AnswerOptions,
-    top: int,
-) -> list[Answer]:
+    logits: Mapping[str, Tensor], labels: Mapping[str, Sequence[str]], problems: Mapping[str, ProblemType],
+    weights: Mapping[str, float], options: AnswerOptions, top: int,
+) -> list[Answer]:  # fmt: skip
     """The best labels over the heads of a selected set, best first; see `make_prediction`."""
     ranked: list[tuple[bool, float, Answer]] = []
     first = contenders({task: problems[task] for task in logits}, weights)

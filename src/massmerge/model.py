@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from massmerge.answers import Generation, Prediction, Routing, make_prediction
+from massmerge.answers import Generation, Prediction, Routing, make_prediction, or_raised
 from massmerge.candidates import settle, spread
 from massmerge.checkpoints.backbone import language_class
-from massmerge.errors import InputError, MassError
+from massmerge.errors import InputError
 from massmerge.generation import Generator, TextStream
 from massmerge.heads.runtime import ShellHead, features
 from massmerge.inputs import Row
@@ -27,8 +27,6 @@ from massmerge.runtime import load_runtime, with_decoder_start
 from massmerge.subspace.segments import Segment, Segments
 from massmerge.subspace.updates import SetChanges
 from massmerge.trees import take_rows
-
-_A = TypeVar("_A", Prediction, Generation)
 
 
 def load(
@@ -111,7 +109,7 @@ class Model(Routed):
             answers = iter(self._answer(good, allowed, route, top, limits) if good else [])
             for row in rows:
                 answer = Prediction(None, error=str(row)) if isinstance(row, InputError) else next(answers)
-                yield _given(answer, on_error)
+                yield or_raised(answer, on_error)
 
     def outcomes(
         self, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32
@@ -188,7 +186,7 @@ class Model(Routed):
             answers = iter(self._generations(generator, good, allowed, limits) if good else [])
             for row in rows:
                 answer = Generation(None, error=str(row)) if isinstance(row, InputError) else next(answers)
-                yield _given(answer, on_error)
+                yield or_raised(answer, on_error)
 
     def generate_stream(self, prompt: Any, *, task: str | Sequence[str] | None = None, **options: Any) -> TextStream:
         """The answer to one prompt while it is written: iterate over the result; `task` and `routing` are known at once."""
@@ -379,19 +377,11 @@ class Model(Routed):
             values = head(take_rows(output, index, count), {k: v[index] for k, v in inputs.items()}).cpu()
             for position, row in zip(rows, values, strict=True):
                 logits[int(order[position])][task] = row
-        predictions, problems, options = [], self.problems, self._runtime.recipe.answer
-        for routing, found in zip(routings, logits, strict=True):
-            predictions.append(
-                make_prediction(found, self._runtime.labels, problems, routing.weights, options, top, routing)
-            )
-        return predictions
-
-
-def _given(answer: _A, on_error: str) -> _A:
-    """An answer; an error in its place is raised if it is to stop everything."""
-    if answer.error and on_error == "raise":
-        raise MassError(answer.error)
-    return answer
+        labels, problems, options = self._runtime.labels, self.problems, self._runtime.recipe.answer
+        return [
+            make_prediction(found, labels, problems, routing.weights, options, top, routing)
+            for routing, found in zip(routings, logits, strict=True)
+        ]
 
 
 def _evened(groups: list[tuple[SetChanges, list[int]]], device: torch.device) -> list[tuple[SetChanges, list[int]]]:
