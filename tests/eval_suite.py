@@ -23,6 +23,7 @@ class Spied:
     def __init__(self, answer=None, labels=LABELS):
         self.answer, self.calls = answer, []
         self.tasks, self.labels, self.shared_labels = list(labels), labels, []
+        self.problems = dict.fromkeys(labels, "single_label_classification")
 
     def stream(self, inputs, *, task=None, **options):
         assert isinstance(inputs, Iterator)  # never all of them at once

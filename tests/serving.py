@@ -119,7 +119,7 @@ class FakeModel:
             raise ZeroDivisionError(f"a library's own words about {item}")
         return item
 
-    def predict(self, rows, *, task=None, route="input", top=3, batch_size=32):
+    def predict(self, rows, *, task=None, route="input", top=3, batch_size=32, on_error="raise"):
         self.batches.append((list(rows), task, route, top))
         assert self.gate.wait(30)
         if "poison" in rows:

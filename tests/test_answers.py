@@ -18,7 +18,8 @@ def two_heads(score, weights=None, weight=1.0, top=9):
     values = {"sure": torch.tensor([4.0, 0.0]), "loud": torch.tensor([5.0, 4.9, 4.8])}
     labels = {"sure": ("s0", "s1"), "loud": ("l0", "l1", "l2")}
     options = AnswerOptions(score=score, weight=weight)
-    return rank_answers(values, labels, weights or {"sure": 0.5, "loud": 0.5}, options, top)
+    problems = dict.fromkeys(values, "single_label_classification")
+    return rank_answers(values, labels, problems, weights or {"sure": 0.5, "loud": 0.5}, options, top)
 
 
 def test_by_logit_the_highest_logit_over_all_heads_wins():

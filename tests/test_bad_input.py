@@ -143,12 +143,15 @@ ROWS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "infinity in an expert's bias": (
         tensors("green", set_value("bert.encoder.layer.1.output.dense.bias", torch.inf)),
         ("task green (green)", "encoder.layer.1.output.dense.bias holds NaN or infinity")),
+    "numbers next to infinity in an expert": (
+        tensors("green", set_value(f"bert.{QUERY}", 1e37)),
+        ("task green (green)", f"{QUERY} holds numbers up to 1.0e+37, too large for float32")),
     "NaN in the base": (tensors("base", set_value(QUERY, torch.nan)), ("base (base)", f"{QUERY} holds NaN or infinity")),
     "NaN in a head": (
         tensors("red", set_value("classifier.weight", torch.nan)),
-        ("task red (red)", "classifier.weight holds NaN or infinity", "save the expert again")),
+        ("task red (red)", "its head: classifier.weight holds NaN or infinity", "save it again")),
     "infinity in a head's file": (
-        linear_head(2, ["a", "b"], torch.inf), ("task red (red)", "the head's tensor weight holds NaN or infinity")),
+        linear_head(2, ["a", "b"], torch.inf), ("task red (red)", "its head: weight holds NaN or infinity")),
     "a file cut short": (cut("red", 5000), ("red/model.safetensors: damaged", "Download or save it again")),
     "a file cut in its header": (cut("red", 100), ("red/model.safetensors", "Download or save it again")),
     "an empty file": (cut("red", 0), ("red/model.safetensors", "Download or save it again")),

@@ -98,8 +98,8 @@ def test_certainty_grows_with_the_probability_also_where_that_is_almost_one():
 def test_a_head_that_gives_a_number_has_no_confidence():
     routing = Routing({"class": 1.0, "number": 0.9}, {}, ["number"], "M0.cls", margin=0.0)
     asked = [
-        (0, Prediction("number", "n", 7.0, 7.0, routing=routing)),
+        (0, Prediction("number", "n", logit=7.0, value=7.0, routing=routing)),
         (0, Prediction("class", "x", 0.9, 1.0, routing=routing)),
     ]
-    (best,) = settle(asked, 0.5, {"class": ("x", "y"), "number": ("n",)})
+    (best,) = settle(asked, 0.5)
     assert best.task == "class" and best.routing.confidences == {"number": 0.0, "class": 0.9}

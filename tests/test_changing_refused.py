@@ -32,7 +32,7 @@ KILL_SHARES = (0.05, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
         (("add", "two", "../c=c"), "is no folder name"),
         (("add", "two", "no.yaml"), "no such file of tasks"),
         (("add", "two", "c=other"), "not a fine-tuned version of the base"),
-        (("add", "two", "c=headless"), "task c: brings no head, and the other tasks answer with labels"),
+        (("add", "two", "c=headless"), "task c: has no head that gives labels, and the other tasks answer with labels"),
         (("add", "none", "c=c"), "none: no such folder"),
         (("add", "base", "c=c"), "not a bundle"),
         (("add", "static", "c=c"), "a average merge, which is an ordinary checkpoint and no bundle"),

@@ -137,7 +137,7 @@ def test_broken_rows_are_counted_at_the_end_with_exit_code_1(image, here):
     picture(here / "a.png")
     done = run(image, "a.png", "gone.png", "gone2.png")
     assert done.exit_code == 1
-    assert "error: 2 of 3 inputs could not be read; the others were answered." in done.stderr
+    assert "error: 2 of 3 inputs could not be answered; the others were." in done.stderr
 
 
 def test_the_table_names_the_row_that_is_broken(text, here):

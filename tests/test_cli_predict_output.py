@@ -16,7 +16,7 @@ from models import contents, text_bundle
 from predict_command import inputs_of, rows, run
 
 KINDS = ["jsonl", "csv", "parquet"]
-COLUMNS = ["input", "task", "label", "score", "weight", "runner_up", "error"]
+COLUMNS = ["input", "task", "label", "score", "weight", "runner_up", "error", "labels", "scores", "value"]
 
 
 @pytest.fixture(scope="module")

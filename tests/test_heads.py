@@ -30,9 +30,10 @@ def folder(tmp_path_factory):
     return folder
 
 
-def find(folder, expert="expert", features=32, **task):
+def find(folder, expert="expert", **task):
     recipe = TaskRecipe.model_validate({"name": "t", "expert": expert, **task})
-    return find_head(recipe, open_pair(folder, expert)[1], folder, features)
+    base, opened = open_pair(folder, expert)
+    return find_head(recipe, opened, base, folder)
 
 
 def linear(folder, tensors=None, labels=("a", "b"), **options):

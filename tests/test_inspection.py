@@ -109,3 +109,27 @@ def test_a_plot_is_a_picture_of_some_size(bundle, tmp_path):
 def test_a_plot_of_an_unknown_format_is_refused(bundle, tmp_path):
     with pytest.raises(InputError, match=r"plot\.xyz: a plot is drawn to a file that ends in \.png"):
         plot_inspection(inspect_bundle(bundle), tmp_path / "plot.xyz")
+
+
+def test_overlap_is_the_share_of_the_smaller_routing_subspace_that_lies_in_the_other(tmp_path):
+    """Two tasks read the same directions and write them elsewhere: their deltas are orthogonal, and routing is lost."""
+    base = FAMILIES["bert"].make_base()
+    base.save_pretrained(tmp_path / "base")
+    torch.manual_seed(5)
+    shifts = {task: {} for task in ("first", "second", "third")}
+    for name, tensor in base.state_dict().items():
+        if tensor.ndim == 2 and "encoder" in name:
+            v = torch.linalg.qr(torch.randn(tensor.shape[1], 12)).Q.mT
+            u = torch.linalg.qr(torch.randn(tensor.shape[0], 12)).Q
+            shifts["first"][name] = u[:, :4] @ v[:4]
+            shifts["second"][name] = u[:, 4:8] @ v[:4]
+            shifts["third"][name] = u[:, 8:] @ torch.cat([v[3:4], v[8:11]])
+    for task, shift in shifts.items():
+        write_shifted(tmp_path / task, "bert", base, shift)
+    recipe = write_recipe(tmp_path, list(shifts), rank=4)
+    report = inspect_bundle(Bundle(merge(recipe, tmp_path / "out", workers=1)))
+    similarity, overlap = torch.tensor(report.similarity), torch.tensor(report.overlap)
+    assert abs(float(similarity[0, 1])) < 0.01
+    expected = torch.tensor([[1, 1, 0.25], [1, 1, 0.25], [0.25, 0.25, 1]])
+    assert torch.dist(overlap, expected) < 0.02
+    assert 0 < report.overlap_by_chance < 0.2

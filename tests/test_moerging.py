@@ -191,3 +191,9 @@ def test_experts_that_change_no_linear_layer_are_refused(tmp_path):
     write_recipe(tmp_path, ["n"])
     with pytest.raises(InputError, match="no task changes a linear layer"):
         PEERS["smile_1"](opened(tmp_path))
+
+
+def test_the_entropy_of_a_multi_label_head_is_the_sum_over_its_labels():
+    several = "multi_label_classification"
+    assert float(entropy(torch.zeros(2, 8), several)) == pytest.approx(8 * math.log(2), abs=1e-5)
+    assert float(entropy(torch.tensor([[100.0, 100.0]]), several)) == pytest.approx(0.0, abs=1e-6)

@@ -41,7 +41,8 @@ def test_one_input_and_many_are_answered_in_order(held):
         {
             "task": "spam", "label": "first", "score": 0.7, "error": None, "explain": None, "selected": ["spam"],
             "truncated": False,
-            "alternatives": [{"task": "spam", "label": "ham", "score": 0.3}],
+            "alternatives": [{"task": "spam", "label": "ham", "score": 0.3, "value": None}],
+            "labels": None, "scores": None, "value": None,
         }
     ]  # fmt: skip
     many = held.predict(["a", {"text": "b", "text_pair": "c"}, "bad"], top_k=1).json()["predictions"]
@@ -59,7 +60,7 @@ def test_a_request_of_bad_inputs_only_is_refused_with_each_reason(held):
 def test_explain_tells_residuals_weights_heads_and_times(held):
     found = held.predict("hello", explain=True).json()["predictions"][0]["explain"]
     assert found["residuals"] == {"spam": -1.0, "topic": 1.0} and found["weights"]["spam"] == 0.9
-    assert found["heads"] == {"spam": [{"label": "first", "score": 0.7}, {"label": "ham", "score": 0.3}]}
+    assert [(one["label"], one["score"]) for one in found["heads"]["spam"]] == [("first", 0.7), ("ham", 0.3)]
     assert set(found["timings"]) == {"waiting", "first pass", "second pass"} and found["batch_size"] == 1
 
 

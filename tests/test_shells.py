@@ -189,17 +189,3 @@ def test_tasks_without_heads_are_told_by_name_with_what_works_instead(root, name
         model.predict(rows)
     assert model.route(rows)[0].selected
     assert model.embed(rows).shape == (1, 32)
-
-
-def test_tasks_with_heads_answer_beside_one_without(tmp_path):
-    recipe = write_family(tmp_path, "clip", {"a": 2, "b": 2}, rank=8)
-    data = yaml.safe_load(recipe.read_text())
-    save_file({"weight": torch.randn(2, 32)}, tmp_path / "a.safetensors")
-    data["tasks"][0]["head"] = {"weights": "a.safetensors", "labels": ["cat", "dog"]}
-    recipe.write_text(yaml.safe_dump(data))
-    massmerge.merge(recipe, tmp_path / "bundle")
-    model = massmerge.load(tmp_path / "bundle")
-    rows = rows_of(FAMILIES["clip"].make_inputs(2))
-    assert {p.task for p in model.predict(rows, task="a")} == {"a"}
-    with pytest.raises(InputError, match=r"^b: no head"):
-        model.predict(rows)

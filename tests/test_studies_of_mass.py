@@ -9,9 +9,9 @@ import yaml
 
 import massmerge
 from massmerge import InputError, MassError
-from massmerge.answers import Routing, rank_answers
+from massmerge.answers import Routing, make_prediction
 from massmerge.evaluation.data import batches_of_one_task
-from massmerge.evaluation.metrics import Given
+from massmerge.evaluation.metrics import given_of
 from massmerge.evaluation.prepared import prepare_evaluation
 from massmerge.evaluation.studies import STUDIES
 from massmerge.evaluation.studies.batch import ALL_INPUTS, PROBES
@@ -20,6 +20,7 @@ from massmerge.evaluation.studies.fixed import accepted_tasks, fixed_pass
 from massmerge.evaluation.studies.opening import open_studies
 from massmerge.evaluation.studies.run import run_studies
 from massmerge.evaluation.studies.settings import Settings
+from massmerge.evaluation.suite import join_labels
 from massmerge.recipe import AnswerOptions, Redundancy
 from models import image_bundle, with_options
 from study_suite import study_bundle, write_study_suite
@@ -232,17 +233,25 @@ def test_images_of_which_voters_are_not_sure_are_looked_at_again_in_studies_too(
 def test_the_answer_of_a_set_is_chosen_as_in_predict(score):
     generator = torch.Generator().manual_seed(0)
     options = AnswerOptions(score=score, weight=0.7)
-    labels = {"a": ("x", "y"), "b": ("x", "y", "z"), "c": ("w",)}
+    labels = {"a": ("x", "y"), "b": ("x", "y", "z"), "c": ("w",), "d": ("t", "u")}
+    problems = dict(
+        zip(labels, ["single_label_classification"] * 2 + ["regression", "multi_label_classification"], strict=True)
+    )
     for _ in range(20):
         logits = {task: torch.randn(len(names), generator=generator) for task, names in labels.items()}
-        weights = dict(zip(labels, torch.rand(3, generator=generator).tolist(), strict=True))
-        best = rank_answers(logits, labels, weights, options, 1)[0]
+        weights = dict(zip(labels, torch.rand(4, generator=generator).tolist(), strict=True))
+        best = make_prediction(logits, labels, problems, weights, options, 1)
         heads = {}
         for task, values in logits.items():
             at = int(values.argmax())
-            shares = values.softmax(0) if len(values) > 1 else values
-            heads[task] = HeadAnswer(labels[task][at], float(values[at]), float(shares[at]))
-        assert choose(heads, weights, options) == Given(best.task, best.label, pytest.approx(best.score))
+            share = None if task == "c" else float((values.sigmoid() if task == "d" else values.softmax(0))[at])
+            label = labels[task][at]
+            if task == "d":
+                label = join_labels(name for name, value in zip("tu", values, strict=True) if value > 0)
+            heads[task] = HeadAnswer(label, float(values[at]), share)
+        found, expected = choose(heads, weights, options, problems), given_of(best)
+        assert found[:2] == expected[:2]
+        assert found.score == pytest.approx(expected.score) or expected.label == ""
 
 
 def test_answers_by_a_given_routing_are_those_of_predict(bundle):

@@ -52,7 +52,7 @@ def test_a_suite_is_called_after_its_file_unless_it_has_a_name(tmp_path):
         ),
         (
             "tasks:\n  one: {data: a.csv, input: x, metric: auc}",
-            "should be 'accuracy', 'f1' or 'spearman' (it is 'auc')",
+            "should be 'accuracy', 'f1', 'micro_f1' or 'spearman' (it is 'auc')",
         ),
         ("tasks:\n  one: {data: a.csv, input: x, reference: 97.5}", "less than or equal to 1"),
         ("tasks:\n  one: {data: a.csv, input: x, reference: 0}", "greater than 0"),

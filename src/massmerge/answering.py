@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from massmerge.answers import Prediction, Routing, rank_answers
+from massmerge.answers import Prediction, Routing, make_prediction
 from massmerge.base_model import dense_base
 from massmerge.errors import InputError, problems_error
 from massmerge.heads import write_head
 from massmerge.heads.runtime import Head, ShellHead, load_head
 from massmerge.inputs import InputReader
 from massmerge.prepare import Prepared
-from massmerge.recipe import AnswerOptions
+from massmerge.recipe import AnswerOptions, ProblemType
 from massmerge.routing.sites import probe_inputs
 from massmerge.runtime import with_decoder_start
 from massmerge.subspace.install import PROBE_BATCH, Observed, observe
@@ -45,6 +45,11 @@ class Answering:
     def tasks(self) -> list[str]:
         """Names of the tasks, in order."""
         return list(self.labels)
+
+    @property
+    def problems(self) -> dict[str, ProblemType]:
+        """What the outputs of each task's head mean."""
+        return {task: head.problem_type for task, head in self.heads.items()}
 
     def batches(self, inputs: Iterable[Any], size: int) -> Iterator[dict[str, Tensor]]:
         """Inputs as batches of tensors.
@@ -95,12 +100,11 @@ class Answering:
             found = head(take_rows(output, index, len(chosen)), {k: v[index] for k, v in batch.items()})
             for row, values in zip(rows, found, strict=True):
                 logits[row][task] = values
-        predictions = []
-        for row, own in enumerate(logits):
-            best, *others = rank_answers(own, self.labels, dict.fromkeys(own, 1.0), AnswerOptions(), top)
-            routing = None if routings is None else routings[row]
-            predictions.append(Prediction(best.task, best.label, best.score, best.logit, others, routing))
-        return predictions
+        known: Sequence[Routing | None] = routings or [None] * len(logits)
+        return [
+            make_prediction(own, self.labels, self.problems, dict.fromkeys(own, 1.0), AnswerOptions(), top, routing)
+            for own, routing in zip(logits, known, strict=True)
+        ]
 
 
 class Answerer:
@@ -118,6 +122,11 @@ class Answerer:
     def labels(self) -> dict[str, tuple[str, ...]]:
         """Label names of each task."""
         return self.parts.labels
+
+    @property
+    def problems(self) -> dict[str, ProblemType]:
+        """What the outputs of each task's head mean, in Hugging Face's words."""
+        return self.parts.problems
 
     @property
     def shared_labels(self) -> list[list[str]]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from massmerge.recipe import AnswerOptions
+from massmerge.errors import MassError
+from massmerge.recipe import AnswerOptions, ProblemType
+
+_PASSES = 0.5  # probability of a label of a multi-label head above which it is given
 
 
 @dataclass(frozen=True)
@@ -41,13 +46,15 @@ class Routing:
 
 @dataclass(frozen=True)
 class Answer:
-    """One label of one task."""
+    """One label of one task, or the number that a regression head gives."""
 
     task: str
     label: str
-    score: float
-    """Its probability among the labels of its head; for a head with one output, that output."""
+    score: float | None
+    """Its probability: among the labels of its head, or of a multi-label head by itself. None for a number."""
     logit: float
+    value: float | None = None
+    """The number, of a head that gives one."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,9 @@ class Prediction:
     """The answer to one input."""
 
     task: str | None
-    """None where the model abstained, or the input could not be read."""
+    """None where the model abstained, or the input could not be answered."""
     label: str | None = None
+    """The best label; of a regression head the name of its output. None where no label of a multi-label head passes."""
     score: float | None = None
     logit: float | None = None
     alternatives: list[Answer] = field(default_factory=list)
@@ -67,6 +75,12 @@ class Prediction:
     truncated: bool = False
     """Whether the end of the text was left out, because the model takes no more tokens."""
     error: str | None = None
+    labels: list[str] | None = None
+    """Of a multi-label head every label whose probability is above 0.5, the most probable first; None for other heads."""
+    scores: list[float] | None = None
+    """Their probabilities."""
+    value: float | None = None
+    """The number that a regression head gives; None for other heads."""
 
     def to_dict(self) -> dict[str, Any]:
         """The prediction as plain data."""
@@ -97,31 +111,91 @@ class Generation:
         return asdict(self)
 
 
-def rank_answers(
-    logits: dict[str, Tensor],
-    labels: dict[str, tuple[str, ...]],
-    weights: dict[str, float],
+_A = TypeVar("_A", Prediction, Generation)
+
+
+def or_raised(answer: _A, on_error: str) -> _A:
+    """An answer; with `raise` an error that stands in its place is raised."""
+    if answer.error and on_error == "raise":
+        raise MassError(answer.error)
+    return answer
+
+
+def make_prediction(
+    logits: Mapping[str, Tensor],
+    labels: Mapping[str, Sequence[str]],
+    problems: Mapping[str, ProblemType],
+    weights: Mapping[str, float],
     options: AnswerOptions,
     top: int,
-) -> list[Answer]:
-    """The best labels over the heads of a selected set, best first.
+    routing: Routing | None = None,
+) -> Prediction:
+    """The answer of a selected set: the best label over its heads, with all that pass where that is a multi-label head's.
 
     Args:
-        logits: for each task of the set its head's logits (labels,).
+        logits: for each task of the set that has a head, its logits (labels,).
         labels: names of each task's labels.
+        problems: what each head's outputs mean.
         weights: the router's weights.
         options: by which score labels of different heads are compared.
-        top: how many.
+        top: how many answers, the best included.
+        routing: how the set was found.
     """
-    ranked: list[tuple[float, Answer]] = []
+    if not logits:
+        names = ", ".join(routing.selected if routing else ())
+        return Prediction(None, routing=routing, error=f"belongs to {names}, which has no head to answer with.")
+    if not all(map(math.isfinite, weights.values())):
+        return Prediction(None, error="routing gives NaN or infinity for this input, so there is no answer.")
+    if broken := [task for task, values in logits.items() if not bool(values.isfinite().all())]:
+        names = ", ".join(broken)
+        return Prediction(None, routing=routing, error=f"{names} gives NaN or infinity for this input, so no answer.")
+    ranked = rank_answers(logits, labels, problems, weights, options, top)
+    best, *others = ranked
+    if problems[best.task] != "multi_label_classification":
+        return Prediction(best.task, best.label, best.score, best.logit, others, routing, value=best.value)
+    passed = passing(logits[best.task].sigmoid().tolist(), labels[best.task])
+    found: dict[str, Any] = {"routing": routing, "labels": list(passed), "scores": list(passed.values())}
+    if not passed:
+        return Prediction(best.task, alternatives=ranked, **found)
+    return Prediction(best.task, best.label, best.score, best.logit, others, **found)
+
+
+def passing(probabilities: Iterable[float], labels: Iterable[str]) -> dict[str, float]:
+    """The labels of a multi-label head that are more probable than not, the most probable first."""
+    pairs = sorted(zip(labels, probabilities, strict=True), key=lambda pair: -pair[1])
+    return {label: probability for label, probability in pairs if probability > _PASSES}
+
+
+def rank_answers(
+    logits: Mapping[str, Tensor], labels: Mapping[str, Sequence[str]], problems: Mapping[str, ProblemType],
+    weights: Mapping[str, float], options: AnswerOptions, top: int,
+) -> list[Answer]:  # fmt: skip
+    """The best labels over the heads of a selected set, best first; see `make_prediction`."""
+    ranked: list[tuple[bool, float, Answer]] = []
+    first = contenders({task: problems[task] for task in logits}, weights)
     for task, values in logits.items():
-        probabilities = values.softmax(0) if len(values) > 1 else values
+        number = problems[task] == "regression"
+        several = problems[task] == "multi_label_classification"
+        probabilities = values.sigmoid() if several else values.softmax(0)
         by = probabilities if options.score == "probability" else values
         if options.score == "logit_and_weight":
             by = values + options.weight * torch.tensor(max(weights[task], 1e-12)).log()
         best = by.topk(min(top, len(values)))
         for score, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-            answer = Answer(task, labels[task][index], float(probabilities[index]), float(values[index]))
-            ranked.append((score, answer))
-    ranked.sort(key=lambda pair: -pair[0])
-    return [answer for _, answer in ranked[:top]]
+            logit, probability = float(values[index]), float(probabilities[index])
+            numbers = (None, logit, logit) if number else (probability, logit)
+            ranked.append((task in first, score, Answer(task, labels[task][index], *numbers)))
+    ranked.sort(key=lambda one: (not one[0], -one[1]))
+    return [answer for _, _, answer in ranked[:top]]
+
+
+def contenders(problems: Mapping[str, ProblemType], weights: Mapping[str, float]) -> set[str]:
+    """The tasks of a selected set among whose answers the best is chosen.
+
+    A number cannot be compared with labels. It is the answer where the router likes its task best, and else never.
+    """
+    numbers = {task for task, problem in problems.items() if problem == "regression"}
+    for task in numbers:
+        if all(weights[task] > weights[other] for other in problems if other != task):
+            return {task}
+    return set(problems) - numbers or numbers

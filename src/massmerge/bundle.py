@@ -17,9 +17,10 @@ from massmerge.checkpoints.backbone import language_class
 from massmerge.checkpoints.pretrained import CONFIGS, pretrained_config, refuse_code
 from massmerge.durable import write_text
 from massmerge.errors import DamageError, InputError, listing
+from massmerge.heads.problem import read_problem
 from massmerge.linalg import Factors
 from massmerge.manifest import BASE_WEIGHTS, FORMAT_VERSION, STATISTICS, manifest_fault
-from massmerge.recipe import Recipe
+from massmerge.recipe import ProblemType, Recipe
 from massmerge.tensorfile import TensorInfo, read_header, read_tensor
 
 MANIFEST = "mass.json"
@@ -186,6 +187,8 @@ class BundleTask:
     form: str
     head: str
     labels: tuple[str, ...] | None
+    problem_type: ProblemType | None
+    """What the outputs of its head mean; none without a head."""
 
 
 class Bundle:
@@ -238,11 +241,14 @@ class Bundle:
     @cached_property
     def tasks(self) -> list[BundleTask]:
         """The tasks, in order."""
-        known = ("name", "source", "revision", "form", "head")
-        return [
-            BundleTask(**{key: task[key] for key in known}, labels=self._labels(task["name"]))
-            for task in self.manifest["tasks"]
-        ]
+        return [self._task(task) for task in self.manifest["tasks"]]
+
+    def _task(self, said: dict[str, Any]) -> BundleTask:
+        """A task with its labels and what they mean, which have files of their own."""
+        labels = self._labels(said["name"])
+        problem = None if labels is None else read_problem(self.path / "tasks" / said["name"] / "head", len(labels))
+        known = {key: said[key] for key in ("name", "source", "revision", "form", "head")}
+        return BundleTask(**known, labels=labels, problem_type=problem)
 
     def _labels(self, task: str) -> tuple[str, ...] | None:
         name = f"tasks/{task}/labels.json"

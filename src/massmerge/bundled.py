@@ -164,14 +164,8 @@ class Bundled:
         names = [name for name in self.bundle.manifest["files"] if name.startswith("processor/")]
         return {name.removeprefix("processor/"): self.bundle.path / name for name in names}
 
-    def problems(self, heads: Mapping[str, HeadSource]) -> Iterator[Problem]:
-        """What is lost on the way, or would be: beside tasks that answer with labels, one without a head stops them all."""
-        headless = [name for name, head in heads.items() if name not in self.names and head.labels is None]
-        if headless and any(task.labels is not None for task in self.tasks):
-            yield Problem(
-                f"task {', '.join(headless)}",
-                "brings no head, and the other tasks answer with labels. Describe its `head:` in a YAML file of tasks.",
-            )
+    def problems(self) -> Iterator[Problem]:
+        """What is lost on the way."""
         if ROUTER in self.bundle.manifest["files"]:
             kind = self.bundle.recipe.router.kind
             until = f"routes by {kind} again" if kind == "projection" else "cannot route until it is fitted anew"

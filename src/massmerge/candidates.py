@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from massmerge.answers import Prediction, Routing
@@ -29,20 +29,17 @@ def spread(routings: Sequence[Routing], unsure: float, count: int) -> list[tuple
     return found
 
 
-def settle(
-    asked: Iterable[tuple[int, Prediction]], confidence: float, labels: Mapping[str, Sequence[str]]
-) -> list[Prediction]:
+def settle(asked: Iterable[tuple[int, Prediction]], confidence: float) -> list[Prediction]:
     """The prediction of each input: of several candidates the one that vote and head together speak for.
 
     Args:
         asked: the number of an input and a prediction, all of one input one after the other.
         confidence: how many standard deviations of the vote a head's full certainty is worth.
-        labels: of each task.
     """
     found: dict[int, list[Prediction]] = {}
     for i, prediction in asked:
         found.setdefault(i, []).append(prediction)
-    return [several[0] if len(several) == 1 else _settled(several, confidence, labels) for several in found.values()]
+    return [several[0] if len(several) == 1 else _settled(several, confidence) for several in found.values()]
 
 
 def certainty(probability: float) -> float:
@@ -51,15 +48,18 @@ def certainty(probability: float) -> float:
     return max(-1.0, min(1.0, math.log(kept / (1 - kept)) / _FULL))
 
 
-def _settled(several: list[Prediction], confidence: float, labels: Mapping[str, Sequence[str]]) -> Prediction:
-    # A head with one output gives a number, which says nothing of how sure it is.
-    sure = {str(one.task): (one.score or 0.0) * (len(labels[str(one.task)]) > 1) for one in several}
+def _settled(several: list[Prediction], confidence: float) -> Prediction:
+    answered = [one for one in several if one.error is None]
+    if not answered:
+        return several[0]
+    # A number, and a multi-label head of which no label passes, say nothing of how sure the head is.
+    sure = {str(one.task): one.score or 0.0 for one in answered}
 
     def rank(one: Prediction) -> float:
         assert one.routing is not None
         task, voters = str(one.task), len(one.routing.site.split())
         return one.routing.residuals[task] / voters - confidence * (certainty(sure[task]) if sure[task] else 0.0)
 
-    best = min(several, key=rank)
+    best = min(answered, key=rank)
     assert best.routing is not None
     return replace(best, routing=replace(best.routing, confidences=sure))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from massmerge.linalg import (
 from massmerge.recipe import Redundancy
 
 _NOISE = 1e-6
+_LARGEST = torch.finfo(torch.float32).max ** 0.5  # norms and residuals square what they see
 
 
 class Kept(NamedTuple):
@@ -48,13 +50,16 @@ def delta(base: Tensor, expert: Tensor) -> Tensor:
 
 
 def finite(tensor: Tensor, where: str, name: str) -> Tensor:
-    """The tensor, if every number in it is one.
+    """The tensor, if a model can compute with every number in it.
 
     Raises:
-        InputError: it holds NaN or infinity.
+        InputError: it holds NaN or infinity, or numbers whose squares are infinite in float32.
     """
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-        raise InputError(f"{where}: {name} holds NaN or infinity. Fine-tune or save it again.")
+    if tensor.is_floating_point() and tensor.numel():
+        most = float(torch.stack(tensor.aminmax()).float().abs().max())
+        if not most < _LARGEST:  # NaN too, which is less than nothing
+            what = f"numbers up to {most:.1e}, too large for float32" if math.isfinite(most) else "NaN or infinity"
+            raise InputError(f"{where}: {name} holds {what}. Fine-tune or save it again.")
     return tensor
 
 

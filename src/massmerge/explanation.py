@@ -39,18 +39,25 @@ def heads_of(prediction: Prediction, top: int) -> dict[str, list[Answer]]:
     """For each task of the selected set the best labels of its head; the prediction must hold all of them."""
     if prediction.task is None:
         return {}
-    best = Answer(prediction.task, str(prediction.label), prediction.score or 0.0, prediction.logit or 0.0)
+    best = Answer(prediction.task, str(prediction.label), prediction.score, prediction.logit or 0.0, prediction.value)
     heads: dict[str, list[Answer]] = {}
-    for answer in [best, *prediction.alternatives]:
+    for answer in [*([best] if prediction.label is not None else []), *prediction.alternatives]:
         if len(heads.setdefault(answer.task, [])) < top:
             heads[answer.task].append(answer)
     return heads
 
 
 def answer_in_words(prediction: Prediction) -> str:
-    """Task, label and score; a text that was written has no score."""
-    score = "" if prediction.score is None else f" ({prediction.score:.3f})"
-    return "unknown" if prediction.task is None else f"{prediction.task}: {prediction.label}{score}"
+    """Task, label and score, or all labels that pass, or the number; a text that was written has no score."""
+    if prediction.task is None:
+        return "unknown"
+    pairs = [(prediction.label, prediction.score)]
+    if prediction.labels is not None and prediction.scores is not None:
+        pairs = list(zip(prediction.labels, prediction.scores, strict=True))
+    if prediction.value is not None:
+        pairs = [(f"{prediction.label} = {prediction.value:.3f}", None)]
+    words = [f"{label}" if score is None else f"{label} ({score:.3f})" for label, score in pairs]
+    return f"{prediction.task}: {', '.join(words) or 'no label'}"
 
 
 def plot_explanation(found: Explanation, title: str, path: str | Path) -> None:
@@ -72,12 +79,13 @@ def plot_explanation(found: Explanation, title: str, path: str | Path) -> None:
     names = sorted(routing.weights, key=lambda n: routing.weights[n])
     colours = [_CHOSEN if n in routing.selected else _OTHERS for n in names]
     answers = [a for head in found.heads.values() for a in head][::-1]
-    best = (found.prediction.task, found.prediction.label)
+    best = found.prediction.labels or [str(found.prediction.label)]
     panels = [
         ("weight of each task", names, [routing.weights[n] for n in names], colours),
         ("residual of each task (less is better)", names, [routing.residuals.get(n, 0.0) for n in names], colours),
-        ("probability of labels, head by head", [f"{a.task}: {a.label}" for a in answers], [a.score for a in answers],
-         [_BEST if (a.task, a.label) == best else _OTHERS for a in answers]),
+        ("probability of labels, head by head", [f"{a.task}: {a.label}" for a in answers],
+         [a.logit if a.score is None else a.score for a in answers],
+         [_BEST if a.task == found.prediction.task and a.label in best else _OTHERS for a in answers]),
     ]  # fmt: skip
     panels = [panel for panel in panels if panel[1] and (routing.residuals or "residual" not in panel[0])]
     rows = max(len(panel[1]) for panel in panels)

@@ -12,13 +12,13 @@ from massmerge.mergefolder import MergeFolder
 from massmerge.prepare import Prepared
 from massmerge.routing.projection import site_basis
 from massmerge.routing.separation import separation
-from massmerge.routing.sites import Site, choose_sites, find_sites
+from massmerge.routing.sites import Site, voting_sites
 from massmerge.tensorfile import read_tensor
 
 
 def findings(prepared: Prepared, work: MergeFolder) -> list[Problem]:
     """Warnings about a merge, from its parts."""
-    found = list(_equal_experts(prepared, work))
+    found = [*_equal_experts(prepared, work), *_untrained_poolers(prepared)]
     if not prepared.recipe.merge.static and prepared.recipe.router.kind == "projection":
         found += _inseparable_tasks(prepared, work)
     return found
@@ -34,10 +34,24 @@ def _equal_experts(prepared: Prepared, work: MergeFolder) -> Iterator[Problem]:
             yield Problem(f"task {task.name} ({task.expert})", text, "warning")
 
 
+def _untrained_poolers(prepared: Prepared) -> Iterator[Problem]:
+    """Linear heads that would have read a pooler which their expert never trained."""
+    for task in prepared.opened:
+        read = prepared.heads[task.name].features
+        features = "auto" if read is None else read()
+        if features != "auto":
+            text = (
+                f"its `head:` names no `features:`, and fine-tuning left the base's pooler as it was, so the head reads "
+                f"`features: {features}`. Say `features: pooled` if it was trained on the pooled output."
+            )
+            yield Problem(f"task {task.name} ({task.expert})", text, "warning")
+
+
 def _inseparable_tasks(prepared: Prepared, work: MergeFolder) -> Iterator[Problem]:
     """Tasks whose subspaces the projection router cannot tell apart."""
     tasks = prepared.plan.tasks
-    sites = _voting_sites(prepared, work)
+    ranks = {tensor.name: tensor.ranks for tensor in prepared.plan.tensors}
+    sites = voting_sites(prepared.base.skeleton.model, prepared.recipe.router.site, ranks, len(tasks))
     if len(tasks) < 2 or not sites:
         return
     places = {tensor.name: i for i, tensor in enumerate(prepared.plan.tensors)}
@@ -67,23 +81,6 @@ def _warning(what: str) -> Problem:
         "router with a few unlabelled inputs of each task: `mass calibrate`.",
         "warning",
     )
-
-
-def _voting_sites(prepared: Prepared, work: MergeFolder) -> list[Site]:
-    """The sites that will vote; none where the skeleton of the model cannot be traced."""
-    model = prepared.base.skeleton.model.eval()
-    try:
-        sites = find_sites(model)
-    except (RuntimeError, NotImplementedError):
-        return []
-    ranks = {tensor.name: tensor.ranks for tensor in prepared.plan.tensors}
-
-    def covered(site: Site) -> int:
-        return sum(
-            any(ranks[name][t] for name in site.tensors if name in ranks) for t in range(len(prepared.plan.tasks))
-        )
-
-    return choose_sites(sites, prepared.recipe.router.site, covered, half=model.main_input_name == "pixel_values")
 
 
 def _basis(work: MergeFolder, places: dict[str, int], site: Site, task: int) -> Tensor:

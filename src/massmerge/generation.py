@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import (
     GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
     PretrainedConfig,
     StoppingCriteria,
     StoppingCriteriaList,
@@ -18,7 +20,7 @@ from transformers import (
 )
 
 from massmerge.answers import Generation, Routing
-from massmerge.errors import InputError
+from massmerge.errors import InputError, MassError
 from massmerge.inputs import Row, positions
 from massmerge.runtime import Runtime
 from massmerge.subspace.segments import Segment, Segments, running
@@ -69,6 +71,20 @@ def new_tokens(
     return [row[: next((i + 1 for i, token in enumerate(row) if token in ends), len(row))] for row in rows]
 
 
+class _NotFinite(MassError):
+    """The model's scores for the next token are no numbers."""
+
+
+class _Finite(LogitsProcessor):
+    """Stops where the scores of the next token hold NaN or infinity; what is ruled out has minus infinity."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """The scores as they are."""
+        if not bool((scores < torch.inf).all()):
+            raise _NotFinite("the output for this prompt holds NaN or infinity, so there is no answer.")
+        return scores
+
+
 class Generator:
     """Generates with some options, the prompts of one selected set at a time.
 
@@ -111,7 +127,13 @@ class Generator:
     def __call__(self, rows: list[Row], routings: list[Routing], changes: SetChanges) -> list[Generation]:
         """A text for each prompt; all of them are routed to the same set."""
         batch = self._batch(rows)
-        tokens = new_tokens(self._generate(batch, changes, {}), batch, self._config, encodes=self._encodes)
+        try:
+            written = self._generate(batch, changes, {})
+        except _NotFinite as error:
+            if len(rows) == 1:
+                return [Generation(None, routing=routings[0], error=str(error))]
+            return [self([row], [routing], changes)[0] for row, routing in zip(rows, routings, strict=True)]
+        tokens = new_tokens(written, batch, self._config, encodes=self._encodes)
         each = len(tokens) // len(rows)
         return [self._generation(tokens[i * each : (i + 1) * each], routing) for i, routing in enumerate(routings)]
 
@@ -142,7 +164,11 @@ class Generator:
         count = batch["input_ids"].shape[0]
         with running(Segments((Segment(changes, 0, count),), count)):
             try:
-                tokens: Tensor = model.generate(**batch, generation_config=self._config, **{**self._objects, **more})
+                given = {**self._objects, **more}
+                checks = LogitsProcessorList([_Finite(), *given.pop("logits_processor", [])])
+                tokens: Tensor = model.generate(
+                    **batch, generation_config=self._config, logits_processor=checks, **given
+                )
             except (ValueError, TypeError, ZeroDivisionError) as error:
                 # Much of what is wrong with options shows only at work, such as a temperature of 0.
                 if not self._asked:

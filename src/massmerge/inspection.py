@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from massmerge.bundle import FIXED, Bundle
+from massmerge.checkpoints import Source
+from massmerge.checkpoints.backbone import load_config
+from massmerge.checkpoints.skeleton import build
 from massmerge.errors import InputError, MassError
+from massmerge.recipe import ProblemType
+from massmerge.routing.projection import site_basis
+from massmerge.routing.separation import separation
+from massmerge.routing.sites import Site, voting_sites
 
 _PLOT_FORMATS = (".png", ".svg", ".pdf")
 
@@ -27,6 +34,8 @@ class TaskReport:
     form: str
     head: str
     labels: tuple[str, ...] | None
+    problem_type: ProblemType | None
+    """What the outputs of its head mean, in Hugging Face's words."""
     rank_low: int
     rank_high: int
     energy: float
@@ -52,6 +61,11 @@ class Inspection:
     """For each block of the network, the kept energy of each task; NaN-free: 1 where a task changes nothing."""
     similarity: list[list[float]]
     """Cosines of the tasks' deltas, all factored matrices together."""
+    overlap: list[list[float]] | None
+    """Share of the smaller of two tasks' routing subspaces that lies in the other, the mean over voting sites. Tasks that
+    share much are confused, whatever the cosine of their deltas. None where sites cannot be found without weights."""
+    overlap_by_chance: float | None
+    """What random subspaces of their sizes share, the mean over pairs."""
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain data."""
@@ -59,7 +73,7 @@ class Inspection:
 
 
 def inspect_bundle(bundle: Bundle) -> Inspection:
-    """Look into a bundle; only headers and its small statistics are read."""
+    """Look into a bundle; headers, its small statistics and the factors at the voting sites are read."""
     norm, energy = bundle.statistics["norm"].double(), bundle.statistics["energy"].double()
     accepted, names = bundle.statistics["accepted"].bool(), list(bundle.ranks)
     if FIXED not in bundle.manifest["files"]:
@@ -71,8 +85,9 @@ def inspect_bundle(bundle: Bundle) -> Inspection:
         left = tuple(n for n, row, length in zip(names, accepted, norm, strict=True) if length[i] > 0 and not row[i])
         tasks.append(
             TaskReport(
-                task.name, task.source, task.form, task.head, task.labels, min(used, default=0), max(used, default=0),
-                _share(energy[:, i], squared[:, i]), bundle.bytes_of(f"tasks/{task.name}/factors"), left,
+                task.name, task.source, task.form, task.head, task.labels, task.problem_type, min(used, default=0),
+                max(used, default=0), _share(energy[:, i], squared[:, i]), bundle.bytes_of(f"tasks/{task.name}/factors"),
+                left,
             )
         )  # fmt: skip
     sizes = {
@@ -85,7 +100,7 @@ def inspect_bundle(bundle: Bundle) -> Inspection:
     base = bundle.manifest["base"]
     return Inspection(
         str(bundle.path), base["source"], base["class"], bundle.base_bytes, sizes, bundle.counted_bytes / bundle.base_bytes,
-        tuple(tasks), _by_block(names, energy, squared), _similarity(bundle).tolist(),
+        tuple(tasks), _by_block(names, energy, squared), _similarity(bundle).tolist(), *_overlap(bundle),
     )  # fmt: skip
 
 
@@ -123,6 +138,24 @@ def _similarity(bundle: Bundle) -> Tensor:
     return torch.where(product > 0, inner / product.clamp_min(1e-300), 0.0)
 
 
+def _overlap(bundle: Bundle) -> tuple[list[list[float]] | None, float | None]:
+    """How far the tasks' subspaces overlap where inputs are routed, and how far random ones would."""
+    base, tasks = bundle.manifest["base"], [task.name for task in bundle.tasks]
+    skeleton = build(load_config(Source(base["source"], bundle.path / "base")), base["class"])
+    sites = voting_sites(skeleton.model, bundle.recipe.router.site, bundle.ranks, len(tasks))
+    if not sites:
+        return None, None
+    found = separation([[_basis(bundle, task, site) for task in tasks] for site in sites])
+    pairs = ~torch.eye(len(tasks), dtype=torch.bool)
+    return found.overlap.tolist(), float(found.chance[pairs].mean()) if len(tasks) > 1 else None
+
+
+def _basis(bundle: Bundle, task: str, site: Site) -> Tensor:
+    """A task's orthonormal rows at a site."""
+    found = [f for name in site.tensors if (f := bundle.factors(task, name)) is not None]
+    return site_basis([(f.s, f.v) for f in found], max(f.rank for f in found)) if found else torch.zeros(0, site.width)
+
+
 def cosine_text(value: float) -> str:
     """A cosine with two digits, without the sign of a zero."""
     return f"{value:.2f}".replace("-0.00", "0.00")
@@ -149,7 +182,8 @@ def plot_inspection(report: Inspection, path: str | Path) -> None:
     # A number is enough where there is one stack of blocks, not with an encoder and a decoder.
     blocks = [block.rpartition(".")[2] if len(stacks) == 1 else block for block in report.blocks]
     energy = torch.tensor(list(report.blocks.values())).mT * 100
-    similarity = torch.tensor(report.similarity).fill_diagonal_(torch.nan)  # a task is always like itself
+    alike = report.similarity if report.overlap is None else report.overlap
+    similarity = torch.tensor(alike).fill_diagonal_(torch.nan)  # a task is always like itself
     widths = 0.42 * len(blocks) + 1.2, 0.42 * len(names) + 1.2
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(sum(widths) + 2.6, 0.42 * len(names) + 2.4), width_ratios=widths, layout="constrained"
@@ -167,7 +201,8 @@ def plot_inspection(report: Inspection, path: str | Path) -> None:
     right.set_xticks(range(len(names)), names, rotation=90)
     right.set_yticks(range(len(names)), names)
     right.set_title("Similarity of the tasks")
-    figure.colorbar(shown, ax=right, label="cosine of the deltas", pad=0.01)
+    label = "cosine of the deltas" if report.overlap is None else "overlap of the routing subspaces"
+    figure.colorbar(shown, ax=right, label=label, pad=0.01)
     figure.suptitle(f"{len(names)} tasks on {report.base}: {report.ratio:.2f} times the base")
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -236,8 +237,21 @@ class _Run:
     def _part(self, tensor: TensorPlan) -> dict[str, Tensor]:
         given = {i: t for i, t in enumerate(self.order) if tensor.ranks[i]}
         if self.static is not None:
-            return self.static.part(tensor)
-        return self._whole(tensor, given) if tensor.matrix is None else self._factored(tensor, given)
+            part = self.static.part(tensor)
+        else:
+            part = self._whole(tensor, given) if tensor.matrix is None else self._factored(tensor, given)
+        self._refuse_overflow(tensor, part)
+        return part
+
+    def _refuse_overflow(self, tensor: TensorPlan, part: dict[str, Tensor]) -> None:
+        """Refuse what the sources' numbers, each of them finite, became: products and sums too large for their type."""
+        if all(bool(t.isfinite().all()) for t in part.values() if t.is_floating_point()):
+            return
+        large = [task for task, norm in zip(self.order, part["norm"].tolist(), strict=True) if not math.isfinite(norm)]
+        raise InputError(
+            f"{tensor.name}: the change of {', '.join(large or self.order)} is too large for {tensor.dtype}, in which the "
+            "result is not finite. Fine-tune or save the expert again, or leave the task out."
+        )
 
     def _kept(self, tensor: TensorPlan, given: dict[int, str], base: Tensor) -> dict[int, Kept]:
         found = {i: self.originals.kept(tensor, task, base) for i, task in given.items()}

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from massmerge.answers import Generation, Prediction, Routing, rank_answers
+from massmerge.answers import Generation, Prediction, Routing, make_prediction, or_raised
 from massmerge.candidates import settle, spread
 from massmerge.checkpoints.backbone import language_class
 from massmerge.errors import InputError
@@ -80,10 +80,11 @@ class Model(Routed):
             top: how many answers to give, the best included.
             batch_size: how many inputs run at once.
             unknown: when to answer that no task fits, instead of what the recipe says.
-            on_error: whether an input that cannot be read stops everything or has its error in its row.
+            on_error: whether an input that cannot be answered stops everything or has its error in its row.
 
         Raises:
             InputError: an unknown task, an input that cannot be read, or tasks without heads.
+            MassError: the output for an input is NaN or infinite, or it belongs to a task without a head.
         """
         options = {"task": task, "route": route, "top": top, "batch_size": batch_size, "unknown": unknown}
         return list(self.stream(several(inputs), on_error=on_error, **options))  # type: ignore[arg-type]
@@ -111,7 +112,10 @@ class Model(Routed):
             good = [row for row in rows if not isinstance(row, InputError)]
             answers = iter(self._answer(good, allowed, route, top, limits) if good else [])
             for row in rows:
-                yield Prediction(None, error=str(row)) if isinstance(row, InputError) else _marked(next(answers), row)
+                answer = (
+                    Prediction(None, error=str(row)) if isinstance(row, InputError) else _marked(next(answers), row)
+                )
+                yield or_raised(answer, on_error)
 
     def outcomes(
         self, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32
@@ -187,7 +191,10 @@ class Model(Routed):
             good = [row for row in rows if not isinstance(row, InputError)]
             answers = iter(self._generations(generator, good, allowed, limits) if good else [])
             for row in rows:
-                yield Generation(None, error=str(row)) if isinstance(row, InputError) else _marked(next(answers), row)
+                answer = (
+                    Generation(None, error=str(row)) if isinstance(row, InputError) else _marked(next(answers), row)
+                )
+                yield or_raised(answer, on_error)
 
     def generate_stream(self, prompt: Any, *, task: str | Sequence[str] | None = None, **options: Any) -> TextStream:
         """The answer to one prompt while it is written: iterate over the result; `task` and `routing` are known at once."""
@@ -225,7 +232,8 @@ class Model(Routed):
             InputError: an unknown task or one without a head, or an input that cannot be read.
         """
         named = {task for routing in routings for task in routing.selected}
-        self._refuse_headless(self._allowed(sorted(named)) if named else [])
+        if named:
+            self._refuse_headless(self._allowed(sorted(named)))
         found: list[Prediction] = []
         for rows in self._readable(several(inputs), batch_size):
             own = list(routings[len(found) : len(found) + len(rows)])
@@ -271,8 +279,9 @@ class Model(Routed):
     # Steps
 
     def _refuse_headless(self, tasks: list[int]) -> None:
+        """Raise an error if none of the tasks has a head."""
         without = [self.tasks[t] for t in tasks if self.tasks[t] not in self._runtime.heads]
-        if without:
+        if len(without) == len(tasks):
             others = "`generate`, `embed`" if language_class(self._runtime.base.config) else "`embed`"
             raise InputError(f"{', '.join(without)}: no head, so there is no label to answer. Use {others} or `route`.")
 
@@ -293,7 +302,7 @@ class Model(Routed):
         if len(self._spread(routings)) == len(routings):
             return routings
         answers = self._answer_unclear(batch, routings, {}, 1)
-        return [answer.routing for answer in answers if answer.routing is not None]
+        return [answer.routing or routing for answer, routing in zip(answers, routings, strict=True)]
 
     def _answer_unclear(
         self, batch: dict[str, Tensor], routings: list[Routing], timings: dict[str, float], top: int
@@ -305,7 +314,7 @@ class Model(Routed):
         inputs = [i for i, _ in asked]
         answers = self._answer_routed(_reordered(batch, torch.tensor(inputs)), [r for _, r in asked], timings, top)
         timings["inputs"] = len(routings)
-        return settle(zip(inputs, answers, strict=True), runtime.recipe.router.confidence, runtime.labels)
+        return settle(zip(inputs, answers, strict=True), runtime.recipe.router.confidence)
 
     def _answer_routed(
         self, batch: dict[str, Tensor], routings: list[Routing], timings: dict[str, float], top: int
@@ -377,12 +386,11 @@ class Model(Routed):
             values = head(take_rows(output, index, count), {k: v[index] for k, v in inputs.items()}).cpu()
             for position, row in zip(rows, values, strict=True):
                 logits[int(order[position])][task] = row
-        predictions = []
-        for routing, found in zip(routings, logits, strict=True):
-            answers = rank_answers(found, self._runtime.labels, routing.weights, self._runtime.recipe.answer, top)
-            best = answers[0]
-            predictions.append(Prediction(best.task, best.label, best.score, best.logit, answers[1:], routing))
-        return predictions
+        labels, problems, options = self._runtime.labels, self.problems, self._runtime.recipe.answer
+        return [
+            make_prediction(found, labels, problems, routing.weights, options, top, routing)
+            for routing, found in zip(routings, logits, strict=True)
+        ]
 
 
 def _marked(answer: Any, row: Row) -> Any:

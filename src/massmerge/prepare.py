@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,6 @@ from massmerge.checkpoints.pretrained import CONFIGS, refuse_code
 from massmerge.checkpoints.towers import has_towers, vision_tower
 from massmerge.errors import InputError, Problem, problems_error
 from massmerge.heads import HeadSource, find_base_head, find_head
-from massmerge.heads.runtime import feature_width
 from massmerge.heads.text import TextTower
 from massmerge.plan import Plan
 from massmerge.planning import plan_merge, touched_by
@@ -120,12 +119,12 @@ def prepare(
     experts, heads = _open_tasks(given, base, folder, tower, attempt)
     if bundled is not None:
         experts, heads = {**bundled.experts(), **experts}, {**bundled.heads(), **heads}
-        attempt.problems += bundled.problems(heads)
+        attempt.problems += bundled.problems()
         processor, base_head = bundled.processor(), attempt("base", partial(bundled.base_head, heads))
     else:
         found = attempt("processor", lambda: _processor_files(recipe, base.source, find))
         processor, base_head = found or {}, find_base_head(base, heads.values())
-    attempt.problems += _label_problems(recipe, heads)
+    attempt.problems += [*_label_problems(recipe, heads), *_headless_problems(recipe, heads, bundled)]
     attempt("router.site", partial(_check_sites, recipe, base))
     prepared = Prepared(recipe, folder, base, experts, heads, processor, base_head, files, bundled)
     touched = {
@@ -156,7 +155,6 @@ def _open_tasks(
     """The experts of tasks whose sources were found, and their heads."""
     experts: dict[str, Expert] = {}
     heads: dict[str, HeadSource] = {}
-    features = feature_width(base.skeleton.model)
     for task, source in given:
         where = f"task {task.name} ({task.expert})"
         expert = attempt(where, partial(open_expert, source, base))
@@ -164,7 +162,7 @@ def _open_tasks(
             continue
         experts[task.name] = expert
         attempt.problems += [Problem(where, text, "warning") for text in expert.warnings]
-        head = attempt(where, partial(find_head, task, expert, folder, features, tower))
+        head = attempt(where, partial(find_head, task, expert, base, folder, tower))
         if head is not None:
             heads[task.name] = head
     return experts, heads
@@ -237,3 +235,12 @@ def _label_problems(recipe: Recipe, heads: dict[str, HeadSource]) -> list[Proble
         for name in group
         if complete and name not in known
     ]
+
+
+def _headless_problems(recipe: Recipe, heads: dict[str, HeadSource], bundled: Bundled | None) -> Iterator[Problem]:
+    """Tasks without labels beside tasks with them: inputs would be routed there, and get no answer."""
+    without = [task for task, head in heads.items() if head.labels is None]
+    before = {task.labels is None for task in bundled.tasks} if bundled else set()  # one that has both can be changed
+    if 0 < len(without) < len(heads) and len(before) < 2 and not recipe.merge.static:
+        text = "has no head that gives labels, and the other tasks answer with labels. Give its `head:` in the recipe"
+        yield Problem(f"task {', '.join(without)}", f"{text}, or merge it into another bundle.")

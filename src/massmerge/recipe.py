@@ -18,6 +18,7 @@ __all__ = [
     "AnswerOptions",
     "LinearHead",
     "MergeOptions",
+    "ProblemType",
     "Recipe",
     "Redundancy",
     "RouterOptions",
@@ -28,6 +29,9 @@ __all__ = [
 
 TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _WINDOWS_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+
+
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
 
 class LinearHead(Part):
@@ -71,6 +75,8 @@ class TaskRecipe(Part):
     ) = None
     labels: str | list[str] | None = None
     """Names of the labels, or a file with one a line; instead of those in the expert's config.json."""
+    problem_type: ProblemType | None = None
+    """What the head's outputs mean, in Hugging Face's words; instead of what the expert's config.json says."""
 
     @field_validator("name")
     @classmethod

@@ -19,7 +19,7 @@ from massmerge.checkpoints.backbone import language_class
 from massmerge.decision import Choice, decide
 from massmerge.errors import InputError
 from massmerge.inputs import Row
-from massmerge.recipe import Unknown
+from massmerge.recipe import ProblemType, Unknown
 from massmerge.routing import Site
 from massmerge.runtime import Runtime
 from massmerge.subspace.updates import SetChanges
@@ -42,6 +42,11 @@ class Routed:
     def labels(self) -> dict[str, tuple[str, ...]]:
         """Label names of each task that has a head."""
         return dict(self._runtime.labels)
+
+    @property
+    def problems(self) -> dict[str, ProblemType]:
+        """What the outputs of each task's head mean, in Hugging Face's words."""
+        return {task: head.problem_type for task, head in self._runtime.heads.items()}
 
     @property
     def shared_labels(self) -> list[list[str]]:

@@ -14,6 +14,7 @@ import regex
 import torch
 from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
+from transformers.models.auto import modeling_auto
 
 from massmerge.checkpoints.backbone import Base, infer_task_model, language_class, load_config, split
 from massmerge.checkpoints.experts import HeadParts, LowRank
@@ -197,6 +198,7 @@ class _Options(BaseModel):
     alpha_pattern: dict[Annotated[str, Field(max_length=_PATTERN_LIMIT)], _Number] | None = None
     use_rslora: bool | None = None
     auto_mapping: _AutoMapping | None = None
+    task_type: str | None = None
 
 
 def _options(config: dict[str, Any]) -> _Options:
@@ -265,6 +267,8 @@ def _task_skeleton(
     modules = {m["module"] + ".weight" for m in map(_lora_part, plain.values()) if m}
     names = {**whole, **dict.fromkeys(modules, TensorInfo((), next(iter(base.readings.values())).info.dtype))}
     said = options.auto_mapping.base_model_class if options.auto_mapping else None
+    if options.task_type == "TOKEN_CLS":  # its head has the shape of one for whole inputs
+        said = modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES.get(base.skeleton.config.model_type)
     return infer_task_model(base.skeleton, names, [said] if said else [])[0]
 
 

@@ -219,9 +219,9 @@ def refuse_unreadable(model: Model) -> None:
 
 
 def refuse_failures(failed: int, count: int, noun: str) -> None:
-    """Raise an error if some of the inputs could not be read, or if there was none."""
+    """Raise an error if some of the inputs could not be answered, or if there was none."""
     if count == 0:
         raise MassError(f"there was no {noun} to answer.")
     if failed:
-        rest = "the others were answered" if failed < count else "none was answered"
-        raise MassError(f"{failed} of {plural(count, noun)} could not be read; {rest}.")
+        rest = "; the others were" if failed < count else ""
+        raise MassError(f"{failed} of {plural(count, noun)} could not be answered{rest}.")

@@ -15,6 +15,7 @@ from massmerge.evaluation.evaluate import evaluate
 from massmerge.evaluation.prepared import Prepared, prepare_evaluation
 from massmerge.evaluation.report import Table
 from massmerge.evaluation.results import Evaluation
+from massmerge.evaluation.suite import label_set
 from massmerge.evaluation.summary import confusion_table, facts, mean_table, mistakes, task_table, title_of
 
 _WIDEST_MATRIX = 12  # tasks; a wider one has no place in a terminal
@@ -128,6 +129,13 @@ def _text(shown: Table) -> str:
     return table(shown.headers, shown.rows)
 
 
+def _classes(labels: list[str], metric: str) -> Counter[str]:
+    """How many rows have each label."""
+    if metric != "micro_f1":
+        return Counter(labels)
+    return Counter(label for several in labels for label in label_set(several))
+
+
 def _plan(ready: Prepared) -> dict[str, Any]:
     """What would be run, as plain data."""
     return {
@@ -139,7 +147,7 @@ def _plan(ready: Prepared) -> dict[str, Any]:
                 "rows": len(data),
                 "total": data.total,
                 "metric": ready.suite.tasks[name].metric,
-                "classes": dict(sorted(Counter(data.labels).items())),
+                "classes": dict(sorted(_classes(data.labels, ready.suite.tasks[name].metric).items())),
             }
             for name, data in ready.data.items()
         ],

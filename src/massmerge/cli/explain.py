@@ -73,7 +73,9 @@ def describe(found: Explanation) -> str:
     parts.append("\n".join(evidence))
     if found.heads:
         labels = [
-            [a.task, a.label, f"{a.score:.3f}", f"{a.logit:.3f}"] for answers in found.heads.values() for a in answers
+            [a.task, a.label, "-" if a.score is None else f"{a.score:.3f}", f"{a.logit:.3f}"]
+            for answers in found.heads.values()
+            for a in answers
         ]
         parts.append(table(["head", "label", "score", "logit"], labels))
     spent = [f"{name} {value:.1f} ms" for name, value in prediction.timings.items() if name != "inputs"]

@@ -39,7 +39,7 @@ def generate(
 
     The bundle's base must be an encoder-decoder such as T5, or a decoder such as Llama.
 
-    Exit code 1 if a prompt could not be read; the others are answered all the same.
+    Exit code 1 if a prompt could not be answered; the others are answered all the same.
     """
     options: dict[str, Any] = {"task": list(tasks) or None, **_options(given)}
     if max_new_tokens is not None:

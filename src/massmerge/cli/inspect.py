@@ -9,7 +9,7 @@ import click
 from massmerge.bundle import Bundle
 from massmerge.cli.common import print_json, size, table, verb
 from massmerge.errors import InputError
-from massmerge.inspection import Inspection, cosine_text, inspect_bundle, plot_inspection
+from massmerge.inspection import Inspection, TaskReport, cosine_text, inspect_bundle, plot_inspection
 
 
 @click.command()
@@ -59,7 +59,7 @@ def describe(report: Inspection) -> str:
     names = [t.name for t in report.tasks]
     fixed = bool(report.sizes["fixed model"])
     tasks = [
-        [t.name, t.form, _labels(t.labels), f"{t.rank_low} to {t.rank_high}" if t.rank_high != t.rank_low else t.rank_low,
+        [t.name, t.form, _labels(t), f"{t.rank_low} to {t.rank_high}" if t.rank_high != t.rank_low else t.rank_low,
          f"{t.energy:.1%}", size(t.nbytes), *[f"{len(t.left_out)} matrices" if t.left_out else "-"] * fixed]
         for t in report.tasks
     ]  # fmt: skip
@@ -79,6 +79,13 @@ def describe(report: Inspection) -> str:
             [[n, *map(cosine_text, row)] for n, row in zip(names, report.similarity, strict=True)],
         ),
     ]
+    if report.overlap is not None and report.overlap_by_chance is not None:
+        parts.insert(
+            -1,
+            "overlap of the tasks' routing subspaces at the voting sites (tasks that share much are confused; by chance "
+            f"{report.overlap_by_chance:.2f})\n"
+            + table(["", *names], [[n, *map(cosine_text, row)] for n, row in zip(names, report.overlap, strict=True)]),
+        )
     for task in report.tasks:
         if task.left_out:
             shown = ", ".join(task.left_out[:4]) + (
@@ -88,8 +95,11 @@ def describe(report: Inspection) -> str:
     return "\n\n".join(parts)
 
 
-def _labels(labels: tuple[str, ...] | None) -> str:
-    if labels is None:
+def _labels(task: TaskReport) -> str:
+    if task.labels is None:
         return "none"
-    shown = ", ".join(labels[:3])
-    return f"{len(labels)}: {shown}{', …' if len(labels) > 3 else ''}"
+    if task.problem_type == "regression":
+        return f"a number: {task.labels[0]}"
+    shown = ", ".join(task.labels[:3])
+    several = ", any number of them" if task.problem_type == "multi_label_classification" else ""
+    return f"{len(task.labels)}: {shown}{', …' if len(task.labels) > 3 else ''}{several}"

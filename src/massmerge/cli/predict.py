@@ -37,7 +37,7 @@ from massmerge.rows import read_inputs
               help="Decide for each input, or once a batch of inputs of one task.")  # fmt: skip
 @batch_size_option
 @cache_option
-@click.option("--strict", is_flag=True, help="Stop at the first input that cannot be read.")
+@click.option("--strict", is_flag=True, help="Stop at the first input that cannot be answered.")
 @verb
 def predict(
     bundle: str, inputs: tuple[str, ...], tasks: tuple[str, ...], column: str | None, out: str | None, wanted: str | None,
@@ -45,7 +45,7 @@ def predict(
 ) -> None:  # fmt: skip
     """Answer INPUTS with BUNDLE: text, image files, folders, .txt, .csv, .jsonl, .parquet, or - for lines on standard input.
 
-    Exit code 1 if an input could not be read; the others are answered all the same.
+    Exit code 1 if an input could not be answered; the others are answered all the same.
     """
     form = choose_format(wanted, out, as_json=as_json)
     model = load(bundle, cache=cache, check=True)

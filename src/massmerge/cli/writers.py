@@ -18,7 +18,8 @@ from massmerge.answers import Prediction
 from massmerge.cli.common import escaped, plural, writing
 from massmerge.errors import InputError, MassError
 
-_COLUMNS = ("input", "task", "label", "score", "weight", "runner_up", "error")
+_COLUMNS = ("input", "task", "label", "score", "weight", "runner_up", "error", "labels", "scores", "value")
+_NUMBERS = ("score", "weight", "value")
 FORMATS = ("table", "jsonl", "csv", "parquet")
 _STREAMS = ("/dev/std", "/dev/fd/", "/proc/")  # may be regular files, but someone else has opened them
 
@@ -44,6 +45,9 @@ def flat(name: str, prediction: Prediction) -> dict[str, Any]:
         "weight": weight,
         "runner_up": f"{second.task}/{second.label}" if second else None,
         "error": prediction.error,
+        "labels": prediction.labels,
+        "scores": prediction.scores,
+        "value": prediction.value,
     }
 
 
@@ -63,10 +67,13 @@ class TableWriter:
             where = "" if prediction.error.startswith(name) else f"{name}: "
             click.echo(f"{click.style('error'.ljust(16), fg='red')} {where}{prediction.error}")
             return
-        score = "" if row["score"] is None else f"{row['score']:.3f}"
+        shown, scores = row["label"] or "", [row["score"] if row["value"] is None else row["value"]]
+        if prediction.labels is not None:
+            shown, scores = ", ".join(prediction.labels) or "no label", prediction.scores or []
+        score = ", ".join(f"{one:.3f}" for one in scores if one is not None)
         weight = "" if row["weight"] is None else f"{row['weight']:.3f}"
         task = f"{row['task']:<16}" if row["task"] else click.style(f"{'unknown':<16}", fg="yellow")
-        click.echo(f"{task} {row['label'] or '':<20} {score:>6}  {weight:>6}  {name}")
+        click.echo(f"{task} {shown:<20} {score:>6}  {weight:>6}  {name}")
 
 
 class JsonLinesWriter:
@@ -89,8 +96,11 @@ class CsvWriter:
         self._writer.writeheader()
 
     def write(self, name: str, prediction: Prediction) -> None:
-        """One row."""
-        self._writer.writerow(flat(name, prediction))
+        """One row; lists as JSON."""
+        row = flat(name, prediction)
+        self._writer.writerow(
+            {k: json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for k, v in row.items()}
+        )
 
 
 class ParquetWriter:
@@ -105,7 +115,8 @@ class ParquetWriter:
         except ImportError:
             raise MassError("Parquet files need pyarrow: pip install 'massmerge[eval]'") from None
         text, number = pyarrow.string(), pyarrow.float64()
-        kinds = {name: number if name in ("score", "weight") else text for name in _COLUMNS}
+        lists = {"labels": pyarrow.list_(text), "scores": pyarrow.list_(number)}
+        kinds = {name: lists.get(name, number if name in _NUMBERS else text) for name in _COLUMNS}
         self._arrow, self._schema = pyarrow, pyarrow.schema(list(kinds.items()))
         self._file = parquet.ParquetWriter(file, self._schema)
         self._rows: list[dict[str, Any]] = []

@@ -16,7 +16,7 @@ from massmerge.errors import InputError, MassError, listing
 from massmerge.evaluation.metrics import plain_text
 from massmerge.evaluation.sources import Source, open_source
 from massmerge.evaluation.spool import Spool
-from massmerge.evaluation.suite import Suite, SuiteTask
+from massmerge.evaluation.suite import Suite, SuiteTask, label_set
 
 _SHOWN = 30  # labels of each side in an error; more would drown the message
 
@@ -30,7 +30,7 @@ class TaskData:
     rows: list[int]
     """Their places in the source, ascending."""
     labels: list[str]
-    """Their labels, in the head's words."""
+    """Their labels, in the head's words; a set of them as `join_labels` writes it."""
     total: int
     """How many rows the source has."""
     prompted: Callable[[Any], Any] = lambda item: item
@@ -93,10 +93,11 @@ def read_task(
     """
     task = task.with_label_file(folder)
     source = open_source(task, folder, split, image=image)
-    labels = [task.head_label(value) for value in source.labels()]
+    several = task.metric == "micro_f1"
+    labels = [task.head_labels(value) if several else task.head_label(value) for value in source.labels()]
     if not labels:
         raise InputError(f"{source.where}: has no rows. A task needs at least one.")
-    if "" in labels:
+    if "" in labels and not several:
         row, count = labels.index(""), labels.count("")
         raise InputError(
             f"{source.row_name(row)}: has no label ({count} of {len(labels)} rows). Fill it in, or remove it."
@@ -113,11 +114,12 @@ def read_task(
 
 
 def _refuse_unknown_labels(source: Source, task: SuiteTask, labels: list[str], known: Sequence[str]) -> None:
-    unknown = sorted(set(labels) - set(known))
+    named = set().union(*map(label_set, labels)) if task.metric == "micro_f1" else set(labels)
+    unknown = sorted(named - set(known))
     if unknown:
         raise InputError(
             f"{source.where}: the head does not know {len(unknown)} of the data's labels, such as {unknown[0]!r}.\n"
-            f"  labels in the data: {_some(sorted(set(labels)))}\n  labels of the head: {_some(known)}\n"
+            f"  labels in the data: {_some(sorted(named))}\n  labels of the head: {_some(known)}\n"
             "  Map them in the suite: `labels: {label in the data: label of the head}`."
         )
     given = [task.positive] if task.positive is not None else []

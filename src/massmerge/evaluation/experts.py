@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from massmerge.answers import make_prediction
 from massmerge.base_model import load_base
 from massmerge.bundle import Bundle, file_sha256
 from massmerge.checkpoints import LowRank
@@ -21,12 +22,13 @@ from massmerge.checkpoints.skeleton import from_matrix
 from massmerge.durable import write_text
 from massmerge.errors import InputError, problems_error
 from massmerge.evaluation.data import TaskData
-from massmerge.evaluation.metrics import Given, written
+from massmerge.evaluation.metrics import Given, given_of, written
 from massmerge.generation import checked_options, new_tokens
 from massmerge.heads.language import dense_language_model
 from massmerge.heads.runtime import ShellHead, load_head
 from massmerge.inputs import InputReader, Row
 from massmerge.prepare import Prepared, prepare
+from massmerge.recipe import AnswerOptions
 from massmerge.runtime import with_decoder_start
 
 
@@ -125,9 +127,8 @@ def _measure(opened: Experts, data: TaskData, batch_size: int, places: Iterable[
     for chosen, batch in _batches(reader, data, batch_size, places):
         call = head.backbone_call(batch, model) if isinstance(head, ShellHead) else with_decoder_start(batch, model)
         for place, row in zip(chosen, head(model(**call), batch), strict=True):
-            best = int(row.argmax())
-            score = row.softmax(0)[best] if len(row) > 1 else row[0]
-            answers[place] = Given(data.task, labels[best], float(score))
+            about = {data.task: labels}, {data.task: head.problem_type}, {data.task: 1.0}
+            answers[place] = given_of(make_prediction({data.task: row}, *about, AnswerOptions(), top=1))
     return answers
 
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from massmerge.evaluation.suite import Metric
+from massmerge.answers import Prediction
+from massmerge.evaluation.suite import Metric, join_labels, label_set
 
 DRAWS = 1000  # of the bootstrap; the ends of an interval are then good to about a tenth of its width
 _Z95 = 1.959963984540054
@@ -24,7 +25,15 @@ class Given(NamedTuple):
 
     task: str | None = None
     label: str | None = None
+    """Of a multi-label head all that it gave, as `join_labels` writes them."""
     score: float | None = None
+    """Of a head that gives a number, that number."""
+
+
+def given_of(answer: Prediction) -> Given:
+    """What is scored of a prediction."""
+    label = answer.label if answer.labels is None else join_labels(answer.labels)
+    return Given(answer.task, label, answer.score if answer.value is None else answer.value)
 
 
 def plain_text(text: str) -> str:
@@ -131,7 +140,7 @@ def statistic(
     """A metric of one task as a function of rows.
 
     Args:
-        metric: `accuracy`, `f1` or `spearman`.
+        metric: `accuracy`, `f1`, `micro_f1` or `spearman`.
         task: the task that the rows are of.
         truths: label of each row.
         given: answer to each row.
@@ -140,6 +149,8 @@ def statistic(
     """
     if metric == "spearman":
         return _spearman_statistic(task, truths, given)
+    if metric == "micro_f1":
+        return _micro_f1_statistic(task, truths, given, groups or {})
     own = [own_label(task, truth, answer, groups or {}) for truth, answer in zip(truths, given, strict=True)]
     if metric == "accuracy":
         hits = np.array([truth == label for truth, label in zip(truths, own, strict=True)])
@@ -150,6 +161,27 @@ def statistic(
     answer = np.array([-1 if label is None else numbers[label] for label in own])
     classes = range(len(names)) if positive is None else [numbers.get(positive, len(names))]
     return lambda rows: f1(truth[rows], answer[rows], classes)
+
+
+def _micro_f1_statistic(
+    task: str, truths: Sequence[str], given: Sequence[Given], groups: Mapping[str, int]
+) -> Statistic:
+    """`2 TP / (2 TP + FP + FN)` over all pairs (task, label) of the rows; every label of another task is one too many."""
+    counts = np.zeros((len(truths), 2), dtype=np.int64)
+    for row, (truth, answer) in enumerate(zip(truths, given, strict=True)):
+        true, said = label_set(truth), label_set(answer.label)
+        if answer.task == task:
+            hits = len(true & said)
+        else:
+            theirs = {groups.get(f"{answer.task}/{label}") for label in said} - {None}
+            hits = sum(groups.get(f"{task}/{label}") in theirs for label in true)
+        counts[row] = 2 * hits, len(true) + len(said)
+
+    def figure(rows: Rows) -> float:
+        hits, total = counts[rows].sum(0).tolist()
+        return hits / total if total else 0.0
+
+    return figure
 
 
 def _spearman_statistic(task: str, truths: Sequence[str], given: Sequence[Given]) -> Statistic:

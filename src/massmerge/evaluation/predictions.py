@@ -10,6 +10,7 @@ from typing import Any
 from massmerge.durable import drafted
 from massmerge.evaluation.metrics import own_label, shared_groups
 from massmerge.evaluation.results import Evaluation, RowResult
+from massmerge.evaluation.suite import label_set
 
 
 def write_predictions(found: Evaluation, folder: Path) -> Path:
@@ -40,20 +41,25 @@ def _predictions(found: Evaluation) -> Iterator[dict[str, Any]]:
         yield {
             "row": found.names[row.task][row.place],
             "task": row.task,
-            "label": row.label,
+            "label": _shown(row.label),
             "answered_task": row.given.task,
-            "answered_label": row.given.label,
+            "answered_label": _shown(row.given.label),
             "score": row.given.score,
             "right": None if row.task in numbers else is_right(row, {}),
             "right_shared": None if row.task in numbers else is_right(row, groups),
             "selected": " ".join(row.selected),
-            "label_task_known": row.known.label,
-            "label_expert": row.expert.label,
+            "label_task_known": _shown(row.known.label),
+            "label_expert": _shown(row.expert.label),
             "error": row.error,
             **{f"residual_{name}": value for name, value in zip(names, residuals, strict=True)},
         }
 
 
+def _shown(label: str | None) -> str | None:
+    """A label as it is, the labels of a set side by side."""
+    return None if label is None else ", ".join(sorted(label_set(label)))
+
+
 def is_right(row: RowResult, groups: dict[str, int]) -> bool:
-    """Whether the pair (task, label) is right, up to labels that mean the same."""
+    """Whether the pair (task, label) is right, up to labels that mean the same; of several labels whether all are."""
     return own_label(row.task, row.label, row.given, groups) == row.label

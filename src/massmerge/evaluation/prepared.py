@@ -52,21 +52,22 @@ def prepare_evaluation(
     if seed < 0:
         raise InputError("seed must be at least 0.")
     given, start = suite_and_folder(suite, folder)
-    chosen = given.only(list(tasks or ()))
     if isinstance(bundle, str | Path):
         opened = Bundle(bundle, check=False)
         names = [task.name for task in opened.tasks]
         labels = {task.name: task.labels for task in opened.tasks if task.labels is not None}
+        problems = {task.name: task.problem_type for task in opened.tasks}
         image, declared, writes = opened.takes_images, opened.recipe.shared_labels, opened.writes
     else:
         opened, names, labels = None, bundle.tasks, bundle.labels
-        image, declared = bundle.takes_images, bundle.shared_labels
+        image, declared, problems = bundle.takes_images, bundle.shared_labels, {**bundle.problems}
         writes = getattr(bundle, "writes", False)  # what only predicts never writes
     groups = [*declared, *_checked_groups(given, labels)]
     if writes:
         groups = [[_plain_label(name) for name in group] for group in groups]
     known: dict[str, tuple[str, ...] | None] = dict.fromkeys(names) if writes else {**labels}
     shared = [group for group in groups if len({name.partition("/")[0] for name in group} & known.keys()) > 1]
+    chosen = given.only(list(tasks or ())).fitting(problems)
     data = read_suite(chosen, start, known, image=image, split=split, limit=limit, seed=seed)
     notes = []
     unmeasured = [name for name in names if name not in data]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from massmerge.answers import Prediction
 from massmerge.evaluation.data import batches_of_one_task, stream_order
 from massmerge.evaluation.experts import Experts, expert_answers
-from massmerge.evaluation.metrics import Given, written
+from massmerge.evaluation.metrics import given_of, written
 from massmerge.evaluation.prepared import Prepared
 from massmerge.evaluation.results import RowResult
 from massmerge.model import Model
@@ -89,11 +89,7 @@ def _row(ready: Prepared, task: str, place: int, answer: Prediction) -> RowResul
     residuals = array("f", [routing.residuals[t] for t in ready.tasks] if routing and routing.residuals else [])
     selected = tuple(routing.selected) if routing else ()
     label = ready.data[task].labels[place]
-    return RowResult(task, place, label, _given(answer), selected, residuals, answer.error)
-
-
-def _given(answer: Prediction) -> Given:
-    return Given(answer.task, answer.label, answer.score)
+    return RowResult(task, place, label, given_of(answer), selected, residuals, answer.error)
 
 
 def run_known(
@@ -117,7 +113,7 @@ def run_known(
             yield from zip(missed, given, strict=True)
 
     for row, answer in progress(answers(), "with the task known", sum(map(len, other.values()))):
-        row.known = _given(answer)
+        row.known = given_of(answer)
 
 
 def run_experts(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from massmerge.errors import InputError, problems_error
 from massmerge.evaluation.data import TaskData, read_suite
-from massmerge.evaluation.metrics import Given, statistic
+from massmerge.evaluation.metrics import Given, given_of, statistic
 from massmerge.evaluation.run import Progress, silent
 from massmerge.evaluation.suite import Suite, suite_and_folder
 from massmerge.merging import merge
@@ -140,7 +140,7 @@ def _validation_rows(
     both = [task.name for task in prepared.recipe.tasks if task.name in given.tasks]
     if not both:
         raise InputError(f"the suite has none of the recipe's tasks; it has {', '.join(given.tasks)}.")
-    chosen = given.only(both)
+    chosen = given.only(both).fitting({task: head.problem_type for task, head in prepared.heads.items()})
     labels = {task: head.labels for task, head in prepared.heads.items() if head.labels is not None}
     image = prepared.base.skeleton.model.main_input_name == "pixel_values"
     return chosen, read_suite(chosen, start, labels, image=image, split=SPLIT, limit=limit, seed=seed)
@@ -162,5 +162,5 @@ def _told_answers(model: StaticModel, task: str, rows: TaskData) -> list[Given]:
     order = sorted(readable, key=rows.inputs.size)
     given: list[Given] = [Given()] * len(rows)
     for place, answer in zip(order, model.predict([rows.inputs[i] for i in order], task=task, top=1), strict=True):
-        given[place] = Given(answer.task, answer.label, answer.score)
+        given[place] = given_of(answer)
     return given

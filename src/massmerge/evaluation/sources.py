@@ -136,17 +136,21 @@ class DatasetSource:
                 there = ", ".join(map(repr, rows.column_names))
                 raise InputError(f"{self.where}: no column {column!r}; there are {there}.")
         # A list of labels is by number: then the dataset's own names do not matter.
-        names = None if isinstance(task.labels, list) else getattr(rows.features[self._label], "names", None)
+        kind = rows.features[self._label]
+        names = None if isinstance(task.labels, list) else getattr(getattr(kind, "feature", kind), "names", None)
         self._names: list[str] | None = names
         self._transposed = task.transposed
         self._rows = _without_decoding(rows, self._columns) if image else rows
 
     def labels(self) -> Iterator[Any]:
-        """The label column; numbers of a class label as the names that the dataset gives them."""
-        for value in self._rows.select_columns([self._label]):
-            number = value[self._label]
-            named = self._names is not None and isinstance(number, int) and 0 <= number < len(self._names)
-            yield self._names[number] if self._names and named else number
+        """The label column; numbers of a class label, or in a list of them, as the names that the dataset gives them."""
+        for row in self._rows.select_columns([self._label]):
+            value = row[self._label]
+            yield [self._named(one) for one in value] if isinstance(value, list) else self._named(value)
+
+    def _named(self, number: Any) -> Any:
+        named = self._names is not None and isinstance(number, int) and 0 <= number < len(self._names)
+        return self._names[number] if self._names and named else number
 
     def inputs(self, rows: Sequence[int]) -> Iterator[Any]:
         """The input columns of some rows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from string import Formatter
 from typing import Annotated, Any, Literal
@@ -11,11 +12,14 @@ from pydantic import Field, field_validator, model_validator
 from massmerge import yamlfile
 from massmerge.errors import InputError
 from massmerge.heads.labels import read_labels
+from massmerge.recipe import ProblemType
 from massmerge.yamlfile import Part
 
 SPLIT = "{split}"
 DEFAULT_SPLIT = "test"
-Metric = Literal["accuracy", "f1", "spearman"]
+Metric = Literal["accuracy", "f1", "micro_f1", "spearman"]
+_METRICS: dict[ProblemType | None, Metric] = {"multi_label_classification": "micro_f1", "regression": "spearman"}
+_BETWEEN = "\n"  # in a set of labels that is kept as one text; names of labels are lines
 _Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
@@ -40,9 +44,12 @@ class SuiteTask(Part):
     """The column of the labels; `label` unless told."""
     labels: dict[str, str] | list[str] | str | None = None
     """What the head calls the values of that column: a mapping, or for numbers a list, or a file with one a line."""
+    separator: str = Field(default=",", min_length=1)
+    """For multi-label tasks: what stands between the labels of a row that are one text."""
     transposed: bool = False
     """Whether the pictures are stored with rows and columns exchanged, as EMNIST's are."""
     metric: Metric = "accuracy"
+    """Unless told, `micro_f1` for multi-label heads and `spearman` for heads that give a number."""
     positive: str | None = None
     """For `f1`: the label that it is of; the mean over all labels without it."""
     reference: _Share | dict[str, _Share] | None = None
@@ -103,6 +110,28 @@ class SuiteTask(Part):
         if self.labels is not None and text.isdecimal() and int(text) < len(self.labels):
             return self.labels[int(text)]
         return text
+
+    def head_labels(self, value: Any) -> str:
+        """What the head calls the labels of a row that may have several: a list, or a text with separators; as one text."""
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(self.separator)]
+        values = value if isinstance(value, list | tuple) else [value]
+        return join_labels(self.head_label(one) for one in values if one not in (None, ""))
+
+    def fitting(self, problem: ProblemType | None) -> SuiteTask:
+        """The same with a metric that its head's answers can be measured by.
+
+        Raises:
+            InputError: the suite says another one.
+        """
+        metric = _METRICS.get(problem)
+        if metric is None and self.metric == "micro_f1":
+            raise InputError("`metric: micro_f1` is for multi-label heads; this one answers with one label.")
+        if metric is None or metric == self.metric:
+            return self
+        if "metric" in self.model_fields_set:
+            raise InputError(f"`metric: {self.metric}`: its head is a {problem}, which `metric: {metric}` is for.")
+        return self.model_copy(update={"metric": metric})
 
     def with_label_file(self, folder: Path) -> SuiteTask:
         """The same with the names that a file of labels holds."""
@@ -173,6 +202,16 @@ class Suite(Part):
         """A suite from YAML text; `name` stands in messages."""
         return yamlfile.parse(cls, text, name, "suite")
 
+    def fitting(self, problems: Mapping[str, ProblemType | None]) -> Suite:
+        """The suite with metrics for what the heads of its tasks answer."""
+        tasks = {}
+        for name, task in self.tasks.items():
+            try:
+                tasks[name] = task.fitting(problems.get(name))
+            except InputError as error:
+                raise InputError(f"task {name}: {error}") from None
+        return self.model_copy(update={"tasks": tasks})
+
     def only(self, tasks: list[str] | None) -> Suite:
         """The suite with some of its tasks.
 
@@ -206,6 +245,16 @@ def _refuse_prompt(prompt: str, columns: list[str]) -> None:
             f"prompt must name the input columns in braces ({', '.join(f'{{{c}}}' for c in columns) or 'there are none'}); "
             f"it names {', '.join(f'{{{n}}}' for n in sorted(named)) or 'none'}"
         )
+
+
+def join_labels(labels: Iterable[str]) -> str:
+    """A set of labels as one text, the same whatever their order."""
+    return _BETWEEN.join(sorted(set(labels)))
+
+
+def label_set(text: str | None) -> set[str]:
+    """The labels of such a text; a single label is a set of one."""
+    return set((text or "").split(_BETWEEN)) - {""}
 
 
 def label_text(value: Any) -> str:

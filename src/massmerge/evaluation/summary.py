@@ -20,7 +20,8 @@ _SHOWN_FAILURES = 20
 METHOD = (
     "The rows of all tasks are shuffled into one stream that carries no task names. An answer is right when task and "
     "label both are (strict), or when its label is declared to mean the same as the true one (shared). Rows that cannot be "
-    "read and inputs that the model abstains from count as wrong. Normalised figures are divided by the expert's own. "
+    "read and inputs that the model abstains from count as wrong. Micro-F1 counts all pairs of task and label. "
+    "Normalised figures are divided by the expert's own. "
     "Intervals are of 95 %: Wilson's for accuracies and routing; for all means and ratios, F1 and Spearman the bootstrap "
     "over the rows of each task (1,000 draws, tasks and references of the suite taken as given). ± is the standard "
     "deviation over the tasks."

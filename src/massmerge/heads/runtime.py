@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from massmerge.checkpoints.pretrained import pretrained_config
 from massmerge.checkpoints.skeleton import build
 from massmerge.errors import InputError, listing
+from massmerge.heads.problem import problem_of
 from massmerge.routing.first_pass import pool
 from massmerge.tensorfile import read_header, read_tensor
 from massmerge.trees import replace_module
@@ -72,6 +73,7 @@ class ShellHead:
             raise InputError(f"{folder}: the head lacks {', '.join(missing)}.")
         self._shell.to(base.device)
         self.labels_expected = config.num_labels
+        self.problem_type = problem_of(config.problem_type, config.num_labels)
         # Models that read the last real token know padding by the token's number. The batch is padded as the base says, and
         # experts disagree with it, or name none and refuse batches; a number that is no token's stands for those.
         if getattr(config, "pad_token_id", None) is None:
@@ -129,6 +131,7 @@ class LinearHead:
         self._normalize, self._scale = bool(options["normalize"]), float(options["scale"])
         self._features: Features = options.get("features", "auto")
         self.labels_expected = self._weight.shape[0]
+        self.problem_type = problem_of(options.get("problem_type"), self.labels_expected)
 
     @torch.inference_mode()
     def __call__(self, output: Any, inputs: dict[str, Tensor]) -> Tensor:

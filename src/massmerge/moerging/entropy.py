@@ -11,10 +11,14 @@ from massmerge.answering import Answering
 from massmerge.inputs import Row
 from massmerge.moerging.peer import Inputs
 from massmerge.moerging.votes import Pass, running
+from massmerge.recipe import ProblemType
 
 
-def entropy(logits: Tensor) -> Tensor:
-    """Mean entropy of the predictions of logits (batch, labels)."""
+def entropy(logits: Tensor, problem: ProblemType = "single_label_classification") -> Tensor:
+    """Mean entropy of the predictions of logits (batch, labels); of a multi-label head the sum over its labels."""
+    if problem == "multi_label_classification":  # each label is there or not, as a class of logit x is against one of 0
+        pairs = torch.stack([logits, torch.zeros_like(logits)], -1)
+        return -(pairs.softmax(-1) * pairs.log_softmax(-1)).sum((1, 2)).mean()
     return -(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean()
 
 
@@ -49,8 +53,9 @@ def minimise_entropy(
         for task, own in rows.items():
             chosen = torch.randint(len(own), (batch_size,), generator=draws).tolist()
             logits = _logits(parts, tree, task, [own[i] for i in chosen])
-            if logits.shape[1] > 1:  # one output is a number, of which there is nothing to be unsure
-                entropy(logits).backward()  # type: ignore[no-untyped-call]
+            problem = parts.heads[task].problem_type
+            if problem != "regression":  # there is nothing to be unsure of a number
+                entropy(logits, problem).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 

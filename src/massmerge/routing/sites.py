@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -151,6 +151,28 @@ def choose_sites(
         )
     chosen = {by_name[name].name for name in names}
     return [site for site in sites if site.name in chosen]
+
+
+def voting_sites(
+    model: PreTrainedModel, wanted: str | list[str], ranks: Mapping[str, Sequence[int]], tasks: int
+) -> list[Site]:
+    """The sites that vote, known without weights; none where the skeleton of the model cannot be traced.
+
+    Args:
+        model: a skeleton.
+        wanted: as in `choose_sites`.
+        ranks: for each matrix the rank of each task's change, 0 where there is none.
+        tasks: how many there are.
+    """
+    try:
+        sites = find_sites(model.eval())
+    except (RuntimeError, NotImplementedError):
+        return []
+
+    def covered(site: Site) -> int:
+        return sum(any(ranks[name][t] for name in site.tensors if name in ranks) for t in range(tasks))
+
+    return choose_sites(sites, wanted, covered, half=model.main_input_name == "pixel_values")
 
 
 def _group(sites: list[Site], letters: str, *, half: bool) -> list[Site]:

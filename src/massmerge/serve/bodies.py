@@ -39,6 +39,9 @@ def prediction_body(outcome: Outcome, options: Options) -> dict[str, Any]:
             "task": None,
             "label": None,
             "score": None,
+            "labels": None,
+            "scores": None,
+            "value": None,
             "alternatives": [],
             "selected": [],
             "truncated": False,
@@ -49,9 +52,10 @@ def prediction_body(outcome: Outcome, options: Options) -> dict[str, Any]:
         "task": result.task,
         "label": result.label,
         "score": result.score,
-        "alternatives": [
-            {"task": a.task, "label": a.label, "score": a.score} for a in result.alternatives[: options.top_k - 1]
-        ],
+        "labels": result.labels,
+        "scores": result.scores,
+        "value": result.value,
+        "alternatives": [{"task": a.task, **_label(a)} for a in result.alternatives[: options.top_k - 1]],
         "selected": result.routing.selected if result.routing else [],
         "truncated": result.truncated,
         "error": None,
@@ -76,11 +80,11 @@ def _explain(prediction: Prediction, waited: float, top: int) -> dict[str, Any]:
 
 
 def _label(answer: Answer) -> dict[str, Any]:
-    return {"label": answer.label, "score": answer.score}
+    return {"label": answer.label, "score": answer.score, "value": answer.value}
 
 
 def labels_body(outcome: Outcome, index: int, top: int) -> list[dict[str, Any]]:
-    """One input's answer as a list of labels with scores.
+    """One input's answer as a list of labels with scores, which is also how that schema gives a number.
 
     Raises:
         ServiceError: the input could not be answered; that schema has no place for it.
@@ -91,6 +95,5 @@ def labels_body(outcome: Outcome, index: int, top: int) -> list[dict[str, Any]]:
         raise ServiceError(status, result.code, f"inputs[{index}]: {result.message}")
     if result.task is None:
         return []
-    best: dict[str, Any] = {"task": result.task, "label": result.label, "score": result.score}
-    others = [{"task": a.task, "label": a.label, "score": a.score} for a in result.alternatives]
-    return [best, *others][:top]
+    answers: list[Prediction | Answer] = [*([result] if result.label is not None else []), *result.alternatives]
+    return [{"task": a.task, "label": a.label, "score": a.score if a.value is None else a.value} for a in answers[:top]]

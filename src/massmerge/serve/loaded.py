@@ -46,7 +46,8 @@ class Loaded:
         return [
             {
                 "name": task.name, "labels": None if task.labels is None else list(task.labels), "bytes": task.nbytes,
-                "form": task.form, "rank": [task.rank_low, task.rank_high], "energy": task.energy,
+                "problem_type": task.problem_type, "form": task.form, "rank": [task.rank_low, task.rank_high],
+                "energy": task.energy,
             }
             for task in self.report.tasks
         ]  # fmt: skip
@@ -62,6 +63,8 @@ class Loaded:
             "sizes": report.sizes,
             "ratio": report.ratio,
             "similarity": report.similarity,
+            "overlap": report.overlap,
+            "overlap_by_chance": report.overlap_by_chance,
             "examples": self.examples,
             "router": self.router,
             "limits": {
@@ -84,9 +87,9 @@ def load_bundle(settings: Settings) -> Loaded:
     model = load(settings.bundle, **options, check=True, mapped=settings.mapped)
     bundle = Bundle(settings.bundle, check=False)
     warm = model.read(Image.new("RGB", (64, 64)) if model.takes_images else "warm")
-    model.predict([warm])
-    for task in model.tasks:
-        model.predict([warm], task=task)
+    model.predict([warm], on_error="row")
+    for task in model.labels:
+        model.predict([warm], task=task, on_error="row")
     in_force = {"kind": settings.router or bundle.router_kind, "top_k": model.top_k, "voters": model.voters}
     router = {**bundle.recipe.router.model_dump(mode="json"), **in_force}
     return Loaded(model, inspect_bundle(bundle), router, _examples(settings, model), time.time())

@@ -13,7 +13,7 @@ from massmerge.serve.bodies import EVERYTHING, choice_of, labels_body, predictio
 from massmerge.serve.errors import ServiceError
 from massmerge.serve.openapi import ERRORS, HUGGING_FACE_BODY, PREDICT_BODY
 from massmerge.serve.reading import media_type, read_json, read_predict
-from massmerge.serve.schemas import HuggingFaceParameters, HuggingFaceRequest, PredictAnswer, TaskLabelScore
+from massmerge.serve.schemas import HuggingFaceLabel, HuggingFaceParameters, HuggingFaceRequest, PredictAnswer
 from massmerge.serve.service import Service
 from massmerge.serve.worker import Item, Picture
 
@@ -48,7 +48,7 @@ def make_routes(service: Service) -> APIRouter:
         return _json(body, status)
 
     @router.post(
-        "/", response_model=list[list[TaskLabelScore]] | list[TaskLabelScore], responses=ERRORS,
+        "/", response_model=list[list[HuggingFaceLabel]] | list[HuggingFaceLabel], responses=ERRORS,
         openapi_extra=HUGGING_FACE_BODY, tags=["answers"],
     )  # fmt: skip
     async def hugging_face(request: Request) -> Response:

@@ -94,16 +94,25 @@ class ErrorAnswer(BaseModel):
 
 
 class LabelScore(BaseModel):
-    """A label and its probability among the labels of its head."""
+    """A label and its probability: among the labels of its head, or of a multi-label head by itself."""
 
     label: str
-    score: float
+    score: float | None = Field(description="Null for a number.")
+    value: float | None = Field(description="The number, of a head that gives one.")
 
 
 class TaskLabelScore(LabelScore):
     """A label of a task."""
 
     task: str
+
+
+class HuggingFaceLabel(BaseModel):
+    """A label of a task as Hugging Face's inference services give it; of a regression head the score is its number."""
+
+    task: str
+    label: str
+    score: float
 
 
 class Explanation(BaseModel):
@@ -125,6 +134,11 @@ class PredictionAnswer(BaseModel):
     task: str | None
     label: str | None
     score: float | None
+    labels: list[str] | None = Field(
+        description="Of a multi-label task every label with a probability above 0.5, the most probable first; else null."
+    )
+    scores: list[float] | None = Field(description="The probabilities of `labels`.")
+    value: float | None = Field(description="The number, of a task whose head gives one (regression); else null.")
     alternatives: list[TaskLabelScore]
     selected: list[str]
     truncated: bool = Field(description="Whether the end of the text was left out, for it has too many tokens.")
@@ -145,6 +159,7 @@ class TaskAnswer(BaseModel):
 
     name: str
     labels: list[str] | None
+    problem_type: str | None = Field(description="What the head's outputs mean, in Hugging Face's words.")
     bytes: int
     form: str
     rank: list[int] = Field(description="The lowest and the highest rank of its factors.")
@@ -168,6 +183,10 @@ class BundleAnswer(BaseModel):
     sizes: dict[str, int]
     ratio: float
     similarity: list[list[float]] = Field(description="Cosines of the tasks' deltas, in the order of the tasks.")
+    overlap: list[list[float]] | None = Field(
+        description="Share of the smaller of two tasks' routing subspaces that lies in the other, the mean over sites."
+    )
+    overlap_by_chance: float | None = Field(description="What random subspaces of their sizes share.")
     examples: list[dict[str, str]]
     router: dict[str, Any]
     limits: dict[str, float]

@@ -105,7 +105,9 @@ class Worker:
             return []
         tasks = None if choice.tasks is None else list(choice.tasks)
         try:
-            return list(model.predict(rows, task=tasks, route=choice.route, top=top, batch_size=len(rows)))
+            options: dict[str, Any] = {"route": choice.route, "top": top, "batch_size": len(rows), "on_error": "row"}
+            found = model.predict(rows, task=tasks, **options)
+            return [Fault("unanswerable", answer.error) if answer.error else answer for answer in found]
         except DamageError:
             raise
         except Exception as error:

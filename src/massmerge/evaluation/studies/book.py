@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import massmerge
-from massmerge.answers import Routing
+from massmerge.answers import Answer, Routing, contenders, passing
 from massmerge.evaluation.metrics import Given
 from massmerge.evaluation.studies.cells import checksum
 from massmerge.evaluation.studies.context import StudyContext
+from massmerge.evaluation.suite import join_labels
+from massmerge.explanation import heads_of
 from massmerge.model import Model
-from massmerge.recipe import AnswerOptions
+from massmerge.recipe import AnswerOptions, ProblemType
 from massmerge.runtime import Runtime
 
 
 class HeadAnswer(NamedTuple):
-    """The best label of one head."""
+    """What one head answers: its best label, of a multi-label head all that pass as `join_labels` writes them."""
 
     label: str
     logit: float
-    score: float
+    score: float | None
+    """None of a head that gives a number."""
 
 
 Heads = dict[str, HeadAnswer]
@@ -57,19 +60,22 @@ class AnswerBook:
             inputs = [self._context.input(self._context.samples[places[i]]) for i in chunk]
             answers = self._model.answer(inputs, [routings[i] for i in chunk], top=everything, batch_size=size)
             for i, answer in zip(chunk, answers, strict=True):
-                ranked = [(answer.task, answer.label, answer.logit, answer.score)]
-                ranked += [(a.task, a.label, a.logit, a.score) for a in answer.alternatives]
-                best: dict[str, Any] = {}
-                for task, *rest in ranked:
-                    best.setdefault(str(task), rest)
-                cells.put(keys[i], best)
+                cells.put(keys[i], {task: self._best(ranked) for task, ranked in heads_of(answer, everything).items()})
         return [{task: HeadAnswer(*values) for task, values in cells[key].items()} for key in keys]
 
     def answers(self, routings: Sequence[Routing], options: AnswerOptions | None = None) -> list[Given]:
         """The answer to every sample by its routing; labels of several heads are compared as the options say."""
         wanted = options or self._options
         heads = self.heads(range(len(routings)), routings)
-        return [choose(one, routing.weights, wanted) for one, routing in zip(heads, routings, strict=True)]
+        problems = self._model.problems
+        return [choose(one, routing.weights, wanted, problems) for one, routing in zip(heads, routings, strict=True)]
+
+    def _best(self, ranked: list[Answer]) -> HeadAnswer:
+        first = ranked[0]
+        if self._model.problems[first.task] != "multi_label_classification":
+            return HeadAnswer(first.label, first.logit, first.score)
+        passed = passing((a.score or 0.0 for a in ranked), (a.label for a in ranked))
+        return HeadAnswer(join_labels(passed), first.logit, first.score)
 
     def _key(self, place: int, routing: Routing) -> str:
         chosen = sorted(routing.selected)
@@ -78,17 +84,23 @@ class AnswerBook:
         return checksum([self._about, self._contents[place], chosen, weights])
 
 
-def choose(heads: Heads, weights: Mapping[str, float], options: AnswerOptions) -> Given:
+def choose(
+    heads: Heads, weights: Mapping[str, float], options: AnswerOptions, problems: Mapping[str, ProblemType]
+) -> Given:
     """The answer of a set: the best label over its heads, as `rank_answers` would choose it."""
+    if not heads:
+        return Given()  # the output was not finite
 
     def value(task: str) -> float:
         """By what the best label of a task is compared with others."""
         found = heads[task]
-        if options.score == "probability":
+        if options.score == "probability" and found.score is not None:
             return found.score
         if options.score == "logit_and_weight":
             return found.logit + options.weight * math.log(max(weights[task], 1e-12))
         return found.logit
 
-    best = max(heads, key=value)
-    return Given(best, heads[best].label, heads[best].score)
+    first = contenders({task: problems[task] for task in heads}, weights)
+    best = max((task for task in heads if task in first), key=value)
+    found = heads[best]
+    return Given(best, found.label, found.logit if found.score is None else found.score)

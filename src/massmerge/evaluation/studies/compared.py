@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from massmerge.answers import Prediction
-from massmerge.evaluation.metrics import Given
+from massmerge.evaluation.metrics import Given, given_of
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import Measured, summarize
 from massmerge.model import Model
@@ -125,7 +125,7 @@ def _run(context: StudyContext, name: str, make: Callable[[], Compared], tasks: 
         found = model.outcomes(inputs, [samples[i].task for i in chunk], batch_size=size)
         spent += time.process_time() - began
         for i, (free, told) in zip(chunk, found, strict=True):
-            pairs[i] = _given(free), _given(told)
+            pairs[i] = given_of(free), given_of(told)
     return {
         "free": [pair[0] for pair in pairs],
         "told": [pair[1] for pair in pairs],
@@ -163,7 +163,3 @@ def _known(
         for place, answer in zip(places, answers, strict=True):
             found[place] = Prediction(None), answer
     return found
-
-
-def _given(answer: Prediction) -> Given:
-    return Given(answer.task, answer.label, answer.score)

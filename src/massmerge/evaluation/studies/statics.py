@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from massmerge.errors import InputError
-from massmerge.evaluation.metrics import Given
+from massmerge.evaluation.metrics import Given, given_of
 from massmerge.evaluation.scales import ScaleChoice, best_scale, mean_figure, rescaled_weights, with_scale
 from massmerge.evaluation.studies.compared import Answered, answers_of
 from massmerge.evaluation.studies.context import StudyContext
@@ -132,5 +132,5 @@ def _told_figure(context: StudyContext, model: StaticModel, samples: Sequence[Sa
         for sample, (_, told) in zip(chunk, pairs, strict=True):
             truths, answers = found.setdefault(sample.task, ([], []))
             truths.append(sample.label)
-            answers.append(Given(told.task, told.label, told.score))
+            answers.append(given_of(told))
     return mean_figure(context.ready.suite, found)

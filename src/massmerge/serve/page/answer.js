@@ -13,26 +13,31 @@ import { requestDetails } from "./request.js";
 export function answerPanel(entry, bundle) {
   const { prediction } = entry;
   return el("article", { class: "card answer" },
-    headline(entry, bundle),
+    headline(entry),
     routing(entry, bundle),
-    heads(prediction, bundle),
+    heads(prediction),
     time(prediction),
     requestDetails(entry),
   );
 }
 
 /** The answer in one sentence, for those who hear it. */
-export function sentence({ prediction }, bundle) {
+export function sentence({ prediction }) {
   if (prediction.task === null) return "No task fits this input.";
-  const score = scoreText(prediction, bundle);
-  return `Answer: ${prediction.label}, task ${prediction.task}, score ${score}.`;
+  const [kind, score] = [scoreName(prediction), scoreText(prediction)];
+  return `Answer: ${labelText(prediction)}, task ${prediction.task}${score ? `, ${kind} ${score}` : ""}.`;
 }
 
-/** A probability; a head with one output answers that output instead. */
-export function scoreText({ task, score }, bundle) {
-  const labels = bundle.tasks.find(({ name }) => name === task)?.labels;
-  return labels?.length === 1 ? number(score, 3) : percent(score);
+/** The label, or all labels that a multi-label task gives. */
+export const labelText = ({ label, labels }) => (labels ? labels.join(", ") || "no label" : label);
+
+/** A probability, those of all labels that are given, or the number of a task whose head gives one. */
+export function scoreText({ score, scores, value }) {
+  if (typeof value === "number") return number(value, 3);
+  return scores ? scores.map(percent).join(", ") : percent(score);
 }
+
+const scoreName = ({ value }) => (typeof value === "number" ? "value" : "score");
 
 /** What was asked: the image, or the beginning of the text. */
 export function inputView(input, most) {
@@ -41,19 +46,19 @@ export function inputView(input, most) {
   return el("img", { src: input.url, alt: input.name });
 }
 
-function headline({ input, prediction }, bundle) {
+function headline({ input, prediction }) {
   const none = prediction.task === null;
   return el("header", { class: input.text === undefined ? "pictured" : null },
     el("div", { class: "asked" }, inputView(input, 180)),
     el("div", { class: "headline" },
       el("div", {},
-        el("h2", { class: "label" }, none ? "No task fits" : prediction.label),
+        el("h2", { class: "label" }, none ? "No task fits" : labelText(prediction)),
         el("p", { class: "of-task" }, none
           ? "The voters see none of the tasks in this input, so the bundle abstains."
           : ["task ", el("strong", {}, prediction.task)]),
       ),
       none ? null : el("p", { class: "score" },
-        el("span", {}, scoreText(prediction, bundle)), el("small", {}, "score")),
+        el("span", {}, scoreText(prediction)), el("small", {}, scoreName(prediction))),
     ),
   );
 }
@@ -107,14 +112,14 @@ function evidence({ lift, agreement, site }) {
 
 const definitions = (facts) => el("dl", {}, facts.map(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]));
 
-function heads({ task, label, explain }, bundle) {
+function heads({ task, label, labels: given, explain }) {
   const found = Object.entries(explain.heads);
   if (!found.length) return null;
   const row = (name) => (one) => {
-    const tone = name === task && one.label === label ? "chosen" : "";
+    const tone = name === task && (given ?? [label]).includes(one.label) ? "chosen" : "";
     return el("tr", { class: tone },
       el("th", { scope: "row" }, one.label),
-      el("td", {}, cell(bar(one.score, { tone }), scoreText({ task: name, score: one.score }, bundle))),
+      el("td", {}, cell(bar(one.score ?? 0, { tone }), scoreText(one))),
     );
   };
   return section("Heads", `The best labels of ${found.length === 1 ? "the selected task" : "each selected task"}.`,

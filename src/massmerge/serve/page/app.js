@@ -39,7 +39,7 @@ class Page {
       ask: (input, task) => this.ask(input, task),
       fail: (problem) => this.fail(problem),
     });
-    this.history = new History(bundle, (entry) => this.show(entry, { again: true }));
+    this.history = new History((entry) => this.show(entry, { again: true }));
     this.view = new BundleView(bundle);
     this.running = null;
     const tasks = plural(bundle.tasks.length, "task");
@@ -95,7 +95,7 @@ class Page {
 
   show(entry, { again = false } = {}) {
     this.#replace(answerPanel(entry, this.bundle));
-    byId("said").textContent = sentence(entry, this.bundle);
+    byId("said").textContent = sentence(entry);
     this.history.mark(entry);
     if (again) this.form.restore(entry.input, entry.task);
     this.#reveal();

@@ -65,9 +65,10 @@ function tasks({ tasks: all, base }) {
     scrolled("Tasks", table("tasks", columns.map(head), all.map(row))));
 }
 
-function labels({ name, labels: names }) {
+function labels({ name, labels: names, problem_type: kind }) {
   if (!names) return "no head";
-  const few = names.join(", ");
+  if (kind === "regression") return `a number: ${names[0]}`;
+  const few = names.join(", ") + (kind === "multi_label_classification" ? " (any number of them)" : "");
   if (few.length <= 36) return few;
   return el("details", {},
     el("summary", {}, `${whole(names.length)} labels`, el("span", { class: "unseen" }, ` of ${name}`)),
@@ -80,12 +81,15 @@ function rank(range) {
   return low === high ? String(low) : `${low} to ${high}`;
 }
 
-function similarity({ tasks: all, similarity: cosines }) {
+function similarity({ tasks: all, similarity: cosines, overlap, overlap_by_chance: chance }) {
   if (all.length < 2) return "";
   const title = "Similarity of the tasks";
-  const lead = "Cosine of what each two tasks change in the base. The nearer to 1, the harder to tell apart.";
+  const lead = overlap
+    ? `How far each two tasks' subspaces overlap where inputs are routed. By chance it would be ${number(chance)}; `
+      + "the nearer to 1, the harder to tell apart."
+    : "Cosine of what each two tasks change in the base. The nearer to 1, the harder to tell apart.";
   return card(all.length > HALF ? "whole" : "alike", title, lead,
-    scrolled(title, similarityTable(all.map(({ name }) => name), cosines)));
+    scrolled(title, similarityTable(all.map(({ name }) => name), overlap ?? cosines)));
 }
 
 function settings({ tasks: all, router, limits = {}, versions }) {

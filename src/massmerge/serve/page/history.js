@@ -1,18 +1,14 @@
 /** The last answers, in memory only; each can be seen again. */
 
-import { inputView, scoreText } from "./answer.js";
+import { inputView, labelText, scoreText } from "./answer.js";
 import { byId, el } from "./dom.js";
 
 const MOST = 12;
 
 /** Entries, newest first, each with its button in the list. */
 export class History {
-  /**
-   * @param {object} bundle what `v1/bundle` says
-   * @param {(entry: object) => void} show what to do when one is chosen
-   */
-  constructor(bundle, show) {
-    this.bundle = bundle;
+  /** @param {(entry: object) => void} show what to do when one is chosen */
+  constructor(show) {
     this.show = show;
     this.entries = [];
   }
@@ -41,8 +37,8 @@ export class History {
   #words(prediction) {
     if (prediction.task === null) return [el("strong", {}, "no task fits")];
     return [
-      el("strong", {}, prediction.label),
-      el("span", {}, `${prediction.task} · ${scoreText(prediction, this.bundle)}`),
+      el("strong", {}, labelText(prediction)),
+      el("span", {}, `${prediction.task} · ${scoreText(prediction)}`),
     ];
   }
 
