@@ -14,11 +14,14 @@ from massmerge.evaluation.compute import operations, time_ratios
 from massmerge.evaluation.studies.context import Settings
 from massmerge.evaluation.studies.run import run_studies
 from massmerge.moerging import PEERS
+from massmerge.packed import pack_layers
 from massmerge.prepare import prepare
 from massmerge.recipe import Recipe
 from massmerge.tensorfile import read_header
 from models import FAMILIES, dense_expert, family_bundle, logits_of, rows_of
 from study_suite import study_bundle, write_study_suite
+
+LARGE = {"hidden_size": 256, "intermediate_size": 512}  # weights that are worth packing
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +66,15 @@ def test_the_count_of_a_model_is_that_of_its_layers_and_its_attention():
     linear = sum(2 * n * base.get_submodule(p).weight.numel() for p, n in tokens.items())
     attention = 2 * 3 * 2 * (2 * 7 * 7 * 16) * 2  # blocks, inputs, heads; scores and values
     assert operations(lambda: base(**inputs)) == linear + attention
+
+
+@torch.inference_mode()
+def test_the_count_does_not_depend_on_whether_weights_have_been_packed():
+    base, inputs = FAMILIES["bert"].make_base(**LARGE), FAMILIES["bert"].make_inputs(3)
+    plain = operations(lambda: base(**inputs))
+    pack_layers(base)
+    assert [operations(lambda: base(**inputs)) for _ in range(8)] == [plain] * 8
+    assert any(getattr(layer, "pack", None) and layer.pack._packed is not None for layer in base.modules())
 
 
 def test_a_call_that_does_twice_the_work_takes_about_twice_the_time():
@@ -121,6 +133,18 @@ def test_work_is_at_least_a_forward_pass_and_that_of_two_passes_is_more(run):
     assert work["twin"] > 2.0, "the shared expert, then the mixture"
     assert work["arrow"] > 1.0 and 1.0 < work["smile_1"] <= work["smile_2"]
     assert all(one["forwards_timed"] > 0.5 for one in result["times"]["cells"])
+
+
+def test_the_work_of_models_whose_weights_are_packed_is_that_of_their_products(root, suite, tmp_path, monkeypatch):
+    monkeypatch.setattr("massmerge.evaluation.studies.result.write_report", lambda *args: None)
+    monkeypatch.setattr("massmerge.evaluation.studies.storage.PEERS", {"smile_2": PEERS["smile_2"]})
+    large = study_bundle(root, "large", **LARGE)
+    options = {"bundle": large, "recipe": large.parent / "recipe.yaml", "settings": Settings(quick=True)}
+    (result,) = run_studies("storage", suite, tmp_path, **options)
+    work = {row["method"]: row["forwards"] for row in result.finding.rows}
+    # Factors of rank 12 and gates of 16 vectors for 3 tasks, beside matrices of 256 by 256 and 256 by 512.
+    assert 1.0 < work["mass"] < 2.5
+    assert 1.0 < work["smile_2"] < 4.0
 
 
 def test_a_second_run_gives_the_same_table_of_storage(run):
