@@ -117,7 +117,7 @@ def read_task(
 
 
 def _part(name: str, task: SuiteTask, split: str | None, count: int) -> np.ndarray[Any, Any]:
-    """Which of so many training rows are the split `validation`, or the rest; whatever the seed of a draw, always the same."""
+    """Which of so many training rows are the split `validation`, or the rest; always the same, whatever the seed."""
     order = np.random.default_rng(zlib.crc32(name.encode())).permutation(count)
     held = round((task.validation or 0.0) * count)
     return np.sort(order[:held] if split == VALIDATION else order[held:])

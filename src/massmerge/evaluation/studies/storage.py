@@ -39,7 +39,8 @@ def run(context: StudyContext) -> Finding:
     times, notes = [], list(_NOTES)
     quick = context.settings.quick
     for name in PEERS:
-        about = {"method": name, "recipe": context.recipe.dump(), "quick": quick}
+        options = context.settings.peer(name)
+        about = {"method": name, "recipe": context.recipe.dump(), "quick": quick, "options": options}
         try:
             found = context.cell("bytes and work", about, partial(_peer, context, sources, name))
         except InputError as error:  # such as gates of MLPs, where adapters change none
@@ -95,7 +96,7 @@ def _copies(sources: Prepared) -> dict[str, Any]:
 
 def _peer(context: StudyContext, sources: Prepared, name: str) -> dict[str, Any]:
     """A peer's row, and its time; what it would be trained to do changes neither."""
-    peer = PEERS[name](sources, _few_inputs(context), **_UNTRAINED.get(name, {}))
+    peer = PEERS[name](sources, _few_inputs(context), **{**context.settings.peer(name), **_UNTRAINED.get(name, {})})
     with TemporaryDirectory(prefix="mass-") as folder:
         peer.save(Path(folder))
         size = (Path(folder) / "model.safetensors").stat().st_size
@@ -225,5 +226,5 @@ STORAGE = Study(
     "storage", "Bytes and work of routed methods",
     "What does it cost to keep many experts in one model that routes? Bytes on disk and parameters relative to the base, "
     "and the work of an answer in forward passes of the base, for MASS and every routed peer.",
-    run, lambda context: 45.0 + _COUNTED * 12 * context.forward_seconds * len(PEERS), needs_recipe=True,
+    run, lambda context: 45.0 + _COUNTED * 12 * context.forward_seconds * len(PEERS), needs_recipe=True, peers=tuple(PEERS),
 )  # fmt: skip
