@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +121,9 @@ def one_decision(repeats: int) -> dict[str, float]:
     return {"ratio": found["mass"] / found["plain"], "plain s": found["plain"]}
 
 
+KEPT_MODELS = 6  # more of them all go, after the batch
+
+
 class Rebuilding:
     """The way of the authors' code: a dense merged model for each set, all dropped after a batch that leaves more than six.
 
@@ -135,6 +139,8 @@ class Rebuilding:
         self._bundle = mm.Bundle(path, check=False)
         self._base = plain_base(path)
         self._cache: dict[tuple[str, ...], CLIPVisionModel] = {}
+        self.seconds: dict[int, list[float]] = {}
+        """What building took, by the number of tasks of a set."""
         names = list(self._bundle.ranks)
         self._factors = {t.name: {n: self._bundle.factors(t.name, n) for n in names} for t in self._bundle.tasks}
         self._fixed = self._build(tuple(self._factors))
@@ -142,7 +148,9 @@ class Rebuilding:
     def model(self, tasks: tuple[str, ...]) -> CLIPVisionModel:
         """The merged model of a set; sets are known by the order in which their tasks were selected."""
         if tasks not in self._cache:
+            began = time.perf_counter()
             self._cache[tasks] = self._build(tasks)
+            self.seconds.setdefault(len(tasks), []).append(time.perf_counter() - began)
         return self._cache[tasks]
 
     @torch.inference_mode()
@@ -165,8 +173,32 @@ class Rebuilding:
         for tasks in dict.fromkeys(tuple(s) for s in sets):
             rows = torch.tensor([i for i, s in enumerate(sets) if tuple(s) == tasks])
             self.model(tasks)(pixel_values=batch[rows])
-        if len(self._cache) > 6:  # all of them go, after the batch
+        if len(self._cache) > KEPT_MODELS:
             self._cache.clear()
+
+    def seconds_a_batch(self, taken: float, plan: list[list[list[str]]], every: int) -> float:
+        """What a batch of the whole stream takes, from the time of every so many-th of its batches.
+
+        Those build more models than others do: nothing is left of the batch before. So passes are as they were timed, and
+        building is the mean time of a model times how many the stream needs.
+        """
+        passes = (taken - sum(map(sum, self.seconds.values()))) / len(plan[::every])
+        mean = {size: statistics.mean(times) for size, times in self.seconds.items()}
+        models = models_built(plan)
+        return passes + sum(n * mean.get(size, max(mean.values())) for size, n in models.items()) / len(plan)
+
+
+def models_built(plan: list[list[list[str]]]) -> Counter[int]:
+    """How many models of each number of tasks rebuilding makes in a stream, with its cache."""
+    found: Counter[int] = Counter()
+    kept: set[tuple[str, ...]] = set()
+    for sets in plan:
+        wanted = set(map(tuple, sets))
+        found.update(len(tasks) for tasks in wanted - kept)
+        kept |= wanted
+        if len(kept) > KEPT_MODELS:
+            kept = set()
+    return found
 
 
 def _dense(found: list[Factors], spared: bool) -> Tensor:
@@ -187,7 +219,7 @@ def draw(batches: int, names: list[str]) -> list[list[list[str]]]:
 
 
 def stream(batches: int, every: int, own: str | None = None, others: str | None = None) -> dict[str, float]:
-    """Batches of 16 from a mixed stream, cold start; rebuilding takes every so many-th of them, time a batch is compared.
+    """Batches of 16 from a mixed stream, cold start; rebuilding is timed on every so many-th, time a batch is compared.
 
     Rebuilding runs as the authors' code does, and once more spared of the SVDs that sets of one task do not need. Ranks are
     those of the byte budget, or `own` for our side and `others` for the rebuilding; the authors' code keeps 1/T. What either
@@ -212,7 +244,10 @@ def stream(batches: int, every: int, own: str | None = None, others: str | None 
             other.run(batch["pixel_values"], sets)
             theirs[side] += time.perf_counter() - began
     ours, rebuilt = ours / batches, len(range(0, batches, every))
-    full, spared = (start / batches + taken / rebuilt for taken in theirs)
+    full, spared = (
+        start / batches + other.seconds_a_batch(taken, plan, every)
+        for other, taken in zip(rebuilding, theirs, strict=True)
+    )
     return {
         "ratio": full / ours, "ratio spared": spared / ours, "ours s/batch": ours, "rebuilding s/batch": full,
         "start of rebuilding s": start, "rebuilt batches": rebuilt,

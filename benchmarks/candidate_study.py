@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 import massmerge as mm
-from massmerge.decision import Choice, CloserLook, decide
+from massmerge.decision import Choice, CloserLook, cast_votes, count_votes
 from massmerge.errors import InputError
 from massmerge.evaluation.prepared import prepare_evaluation
 from massmerge.recipe import Unknown
@@ -77,7 +77,7 @@ def gather(bundle: Path, suite: Path, split: str, limit: int) -> Seen:
         rows = inputs[start : start + 32]
         batch = runtime.batch([runtime.reader.row(item) for item in rows])
         for votes, look in zip(looks, stages, strict=True):
-            routings = decide(look.first_pass(batch), look.voters, look.routers, choice)
+            routings = count_votes(cast_votes(look.first_pass(batch), look.routers), look.voters, choice)
             votes.append(torch.tensor([[r.residuals[t] for t in model.tasks] for r in routings]) / len(look.voters))
         for own, task in zip(words, model.tasks, strict=True):
             own += [(p.score or 0.0, p.logit or 0.0) for p in model.predict(rows, task=task, top=1)]

@@ -43,6 +43,11 @@ def tsv_merge(tasks: Sequence[Triplets]) -> Tensor:
     return u @ torch.diag(s) @ v
 
 
+def weighted_tsv_merge(tasks: Sequence[Triplets], weights: Sequence[float]) -> Tensor:
+    """The paper's weighted TSV: left and right singular vectors of each task times its weight, then TSV-M."""
+    return tsv_merge([(u * w, s, v * w) for (u, s, v), w in zip(tasks, weights, strict=True)])
+
+
 def core_product(tasks: Sequence[Triplets], core: Tensor) -> Tensor:
     """`U C V` from the concatenated bases; it should be the TSV-M merge."""
     u = torch.cat([u for u, _, _ in tasks], 1).double()

@@ -1,5 +1,7 @@
 """Three tiny text tasks whose inputs are routed here and there, and a suite of them in two splits."""
 
+from dataclasses import replace
+
 import torch
 from transformers import BertTokenizerFast
 
@@ -10,9 +12,13 @@ WORDS = "free win prize call meeting report goal team match vote law party cell 
 TASKS = {"a": 2, "b": 3, "c": 4}
 
 
-def study_bundle(root):
-    """A bundle of three full experts with random updates, made once a run; its recipe lies beside it."""
-    folder, family = root / "study", FAMILIES["bert"]
+def study_bundle(root, name="study", **changes):
+    """A bundle of three full experts with random updates, made once a run; its recipe lies beside it.
+
+    A model of another shape has another name.
+    """
+    folder = root / name
+    family = replace(FAMILIES["bert"], options={**FAMILIES["bert"].options, **changes})
     if not folder.exists():
         base = family.make_base()
         with torch.no_grad():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from answers import vit_images
-from massmerge.decision import Choice, CloserLook, decide
+from massmerge.decision import Choice, CloserLook, cast_votes, count_votes
 from massmerge.recipe import RouterOptions, Unknown
 from massmerge.routing import Activation, Voter, margins, standardize
 from massmerge.routing.projection import ProjectionRouter
@@ -94,8 +94,9 @@ def test_voters_that_share_a_router_decide_as_voters_with_routers_of_their_own(s
     seen = [Activation(torch.randn(5, 12)) for _ in voters]
     seen[2] = Activation(torch.randn(9, 12), torch.tensor([1, 2, 3, 1, 2]))
     choice = Choice(list("abcd"), [0, 1, 3], RouterOptions(), 2, Unknown())
-    found = decide(seen, voters, [first, first, first, second], choice, shared=shared)
-    alone = decide(seen, voters, [first, copy.copy(first), copy.copy(first), second], choice, shared=shared)
+    found = count_votes(cast_votes(seen, [first, first, first, second]), voters, choice, shared=shared)
+    apart = [first, copy.copy(first), copy.copy(first), second]
+    alone = count_votes(cast_votes(seen, apart), voters, choice, shared=shared)
     for one, other in zip(found, alone, strict=True):
         assert one.selected == other.selected
         assert one.residuals == pytest.approx(other.residuals, abs=1e-5)

@@ -24,6 +24,7 @@ from massmerge.linalg import (
     remaining_energy,
     truncated_svd,
     tsv_merge,
+    weighted_core,
 )
 
 stable = settings(derandomize=True, deadline=None, max_examples=60, database=None)
@@ -204,6 +205,14 @@ def test_core_between_the_bases_is_the_merge(tasks: list[Factors]) -> None:
 def test_quick_core_is_the_core(tasks: list[Factors]) -> None:
     """Whether the bases share little (products alone), much, or all (eigenvalues)."""
     assert naive.relative_error(naive.core_product(tasks, quick_core(tasks)), naive.tsv_merge(tasks)) <= 1e-4
+
+
+@stable
+@given(tasks_of_one_shape(), st.lists(st.floats(0.05, 1.0), min_size=4, max_size=4))
+def test_weighted_core_is_that_of_scaled_singular_vectors(tasks: list[Factors], weights: list[float]) -> None:
+    expected = naive.weighted_tsv_merge(tasks, weights[: len(tasks)])
+    found = naive.core_product(tasks, weighted_core(tasks, weights[: len(tasks)]))
+    assert naive.relative_error(found, expected) <= 1e-3
 
 
 @pytest.mark.parametrize("ranks", [(6, 6), (4, 9, 3)])

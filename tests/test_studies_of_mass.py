@@ -22,7 +22,7 @@ from massmerge.evaluation.studies.run import run_studies
 from massmerge.evaluation.studies.settings import Settings
 from massmerge.evaluation.suite import join_labels
 from massmerge.recipe import AnswerOptions, Redundancy
-from models import image_bundle, with_options
+from models import with_options
 from study_suite import study_bundle, write_study_suite
 
 OWN = ("layers", "routers", "redundancy", "sweep", "ablation", "batch")
@@ -207,23 +207,6 @@ def test_a_batch_of_one_is_a_decision_for_each_input(everything, bundle, suite):
         (row,) = rows_of(everything["batch"], size=1, decides=decides)
         assert row["routing"]["tasks"] == figures(found, "routing")
         assert row["answers"]["tasks"] == figures(found, "shared")
-
-
-def test_images_of_which_voters_are_not_sure_are_looked_at_again_in_studies_too(root, tmp_path, no_plots):
-    from PIL import Image
-
-    bundle = with_options(image_bundle(root), tmp_path / "b", router={"unsure": 0.9, "candidates": 1})
-    random = torch.Generator().manual_seed(3)
-    for task, labels in massmerge.load(bundle).labels.items():
-        for i in range(6):
-            folder = tmp_path / task / labels[i % len(labels)]
-            folder.mkdir(parents=True, exist_ok=True)
-            pixels = torch.randint(0, 255, (32, 32, 3), generator=random, dtype=torch.uint8)
-            Image.fromarray(pixels.numpy()).save(folder / f"{i}.png")
-    (tmp_path / "suite.yaml").write_text("tasks:\n  a: {folder: a}\n  b: {folder: b}\n")
-    (result,) = run_studies("layers", tmp_path / "suite.yaml", tmp_path / "out", bundle=bundle)
-    found = massmerge.evaluate(bundle, tmp_path / "suite.yaml", oracle=False)
-    assert result.finding.rows[-1]["tasks"] == figures(found, "routing")
 
 
 # Answers

@@ -1,5 +1,6 @@
 """The studies that compare methods: their figures against plain computations, and that nothing is computed twice."""
 
+import json
 import shutil
 
 import pytest
@@ -102,6 +103,14 @@ def test_the_base_and_the_experts_stand_beside_the_methods(table, context):
     assert rows["experts"]["task_told"]["normalised"] == pytest.approx(1.0) or 0 in context.references.values()
     assert rows["base"]["of_the_base"] == pytest.approx(1.0, abs=0.05) and rows["experts"]["of_the_base"] > 2.8
     assert table["verdict"]["mass_value"] == rows["mass"]["task_unknown"]["mean"]
+
+
+def test_a_quick_run_does_not_call_itself_all_methods(table, out):
+    assert table["title"] == "Some methods on the same rows" and "all static merges" not in table["question"]
+    assert "task_arithmetic and tsv_m" in table["question"] and "smile_1" in table["question"]
+    words = " ".join(table["sentences"])
+    assert "The best of 2 static merges" in words and "The routed peer without the task's name is smile_1" in words
+    assert "All methods" not in (out / "methods" / "report.md").read_text()
 
 
 def test_a_second_run_computes_nothing_and_gives_the_same_rows(table, suite, out, bundle, recipe, monkeypatch):
@@ -215,3 +224,6 @@ def test_a_task_is_left_out_of_the_merge_and_told_to_the_head(suite, out, bundle
         right += answering.answers(output, batch, ["a"])[0].label == label
     assert rows["task_arithmetic"]["tasks"]["a"] == right / len(data)
     assert "is told" in " ".join(found["sentences"])
+    page = (out / "leave_one_out" / "report.md").read_text()
+    assert "mean over the tasks" not in page + json.dumps(found), "there is one"
+    assert "| merged without the task, by | a | normalised |" in page and "leaves out one task, a" in page

@@ -1,24 +1,31 @@
 """The studies of routed peers: sizes against the files, work against a count by hand, heads that are told."""
 
 import csv
+import json
 import math
 from functools import cache
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
 import massmerge
-from massmerge import Bundle
+from massmerge import Bundle, InputError
+from massmerge.cli.main import main
 from massmerge.evaluation.compute import operations, time_ratios
 from massmerge.evaluation.studies.context import Settings
 from massmerge.evaluation.studies.run import run_studies
 from massmerge.moerging import PEERS
+from massmerge.moerging.options import parse_options
+from massmerge.packed import pack_layers
 from massmerge.prepare import prepare
 from massmerge.recipe import Recipe
 from massmerge.tensorfile import read_header
 from models import FAMILIES, dense_expert, family_bundle, logits_of, rows_of
 from study_suite import study_bundle, write_study_suite
+
+LARGE = {"hidden_size": 256, "intermediate_size": 512}  # weights that are worth packing
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +70,15 @@ def test_the_count_of_a_model_is_that_of_its_layers_and_its_attention():
     linear = sum(2 * n * base.get_submodule(p).weight.numel() for p, n in tokens.items())
     attention = 2 * 3 * 2 * (2 * 7 * 7 * 16) * 2  # blocks, inputs, heads; scores and values
     assert operations(lambda: base(**inputs)) == linear + attention
+
+
+@torch.inference_mode()
+def test_the_count_does_not_depend_on_whether_weights_have_been_packed():
+    base, inputs = FAMILIES["bert"].make_base(**LARGE), FAMILIES["bert"].make_inputs(3)
+    plain = operations(lambda: base(**inputs))
+    pack_layers(base)
+    assert [operations(lambda: base(**inputs)) for _ in range(8)] == [plain] * 8
+    assert any(getattr(layer, "pack", None) and layer.pack._packed is not None for layer in base.modules())
 
 
 def test_a_call_that_does_twice_the_work_takes_about_twice_the_time():
@@ -123,10 +139,81 @@ def test_work_is_at_least_a_forward_pass_and_that_of_two_passes_is_more(run):
     assert all(one["forwards_timed"] > 0.5 for one in result["times"]["cells"])
 
 
+def test_the_work_of_models_whose_weights_are_packed_is_that_of_their_products(root, suite, tmp_path, monkeypatch):
+    monkeypatch.setattr("massmerge.evaluation.studies.result.write_report", lambda *args: None)
+    monkeypatch.setattr("massmerge.evaluation.studies.storage.PEERS", {"smile_2": PEERS["smile_2"]})
+    large = study_bundle(root, "large", **LARGE)
+    options = {"bundle": large, "recipe": large.parent / "recipe.yaml", "settings": Settings(quick=True)}
+    (result,) = run_studies("storage", suite, tmp_path, **options)
+    work = {row["method"]: row["forwards"] for row in result.finding.rows}
+    # Factors of rank 12 and gates of 16 vectors for 3 tasks, beside matrices of 256 by 256 and 256 by 512.
+    assert 1.0 < work["mass"] < 2.5
+    assert 1.0 < work["smile_2"] < 4.0
+
+
 def test_a_second_run_gives_the_same_table_of_storage(run):
     first, second = run("storage"), run("storage", again=1)
     assert (first["rows"], first["verdict"]) == (second["rows"], second["verdict"])
     assert first["verdict"]["mass_value"] == pytest.approx(1 - first["rows"][1]["bytes"] / first["rows"][-1]["bytes"])
+
+
+# options of peers
+
+
+def test_options_of_peers_are_read_as_their_defaults_are():
+    texts = ["smile_1.rank=16", "smile_1.gate=4", "wemoe.rate=1e-4", "smile_2.average_others=true", "wemoe.steps=0"]
+    assert parse_options(texts) == {
+        "smile_1": {"rank": 16, "gate": 4}, "wemoe": {"rate": 1e-4, "steps": 0}, "smile_2": {"average_others": True},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("smile.rank=4", "no peer 'smile'. Write PEER.OPTION=VALUE; there are smile_1, smile_2, wemoe"),
+        ("smile_1.ranks=4", "smile_1 has no option 'ranks'. There are gate, rank, average_others"),
+        ("smile_1.rank", "a whole number from 0 on is wanted"),
+        ("smile_1.rank=1.5", "a whole number from 0 on is wanted"),
+        ("wemoe.rate=-1", "a number from 0 on is wanted"),
+        ("wemoe.rate=nan", "a number from 0 on is wanted"),
+        ("smile_1.average_others=yes", "true or false is wanted"),
+        ("wemoe.progress=1", "wemoe has no option 'progress'"),
+    ],
+)
+def test_an_option_that_there_is_not_is_named(text, message):
+    with pytest.raises(InputError) as error:
+        parse_options([text])
+    assert repr(text) in str(error.value) and message in str(error.value)
+
+
+def test_the_command_sets_ranks_of_smile_and_steps_of_wemoe(bundle, suite, tmp_path, monkeypatch):
+    monkeypatch.setattr("massmerge.evaluation.studies.result.write_report", lambda *args: None)
+    made, real = {}, dict(PEERS)
+
+    def noted(name):
+        return lambda sources, inputs=None, **options: (
+            made.update({name: options}) or real[name](sources, inputs, **options)
+        )
+
+    monkeypatch.setattr(
+        "massmerge.evaluation.studies.methods.PEERS", {name: noted(name) for name in ("smile_1", "wemoe")}
+    )
+    arguments = ["study", "methods", str(suite), "--bundle", str(bundle), "--recipe", str(bundle.parent / "recipe.yaml"),
+                 "--out", str(tmp_path), "--quick", "--json", "--peer", "smile_1.rank=2",
+                 "--peer", "wemoe.steps=1"]  # fmt: skip
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    assert made == {"smile_1": {"rank": 2}, "wemoe": {"steps": 1}}
+    found = json.loads(done.stdout)
+    assert found["settings"]["options"]["peers"] == made
+    assert {"smile_1: rank 2.", "wemoe: steps 1."} <= set(found["notes"])
+    sizes = {row["method"]: row["bytes"] for row in found["rows"]}
+    sources = prepare(Recipe.load(bundle.parent / "recipe.yaml"), bundle.parent, download=False)
+    assert sizes["smile_1"] == PEERS["smile_1"](sources, rank=2).nbytes < PEERS["smile_1"](sources).nbytes
+    refused = CliRunner().invoke(
+        main, ["study", "layers", str(suite), "--bundle", str(bundle), "--peer", "arrow.rank=4"]
+    )
+    assert refused.exit_code == 2 and "--peer arrow: belongs to the studies methods, storage" in refused.output
 
 
 # oracle

@@ -20,7 +20,7 @@ from massmerge.subspace.modules import (
 from massmerge.subspace.segments import Segment, Segments, running
 from massmerge.subspace.updates import SetChanges
 from models import FAMILIES, dense_expert, family_bundle, logits_of, rows_of, with_options
-from naive import relative_error, tsv_merge
+from naive import relative_error, tsv_merge, weighted_tsv_merge
 
 RANKS = {0: 2, 1: 3, 2: 1}
 
@@ -120,16 +120,26 @@ def test_the_plain_variant_is_the_sum_of_the_deltas():
     assert relative_error(update.dense(), factors[0].dense() + factors[2].dense()) < 1e-6
 
 
-def test_the_weighted_variant_is_the_sum_by_the_router_s_weights_as_shares_of_the_set():
+@pytest.mark.parametrize("weights", [(0.6, 0.2), (0.2, 0.6), (0.4, 0.4)])
+def test_the_weighted_variant_is_the_tsv_merge_of_singular_vectors_scaled_by_the_router_s_weights(weights):
     factors = factors_of(12, 9)
-    update = changes_of((0, 2), factors, variant="weighted", weights=[0.6, 0.2]).change("weight").update
+    update = changes_of((0, 2), factors, variant="weighted", weights=list(weights)).change("weight").update
+    expected = weighted_tsv_merge([factors[0], factors[2]], weights)
+    assert relative_error(update.dense(), expected) < 1e-5
+    unweighted = tsv_merge([factors[0], factors[2]])
+    assert (relative_error(expected, unweighted) < 1e-6) == (weights[0] == weights[1]), "only their ratio counts"
+
+
+def test_the_mixture_is_the_sum_by_the_weights_as_shares_of_the_set():
+    factors = factors_of(12, 9)
+    update = changes_of((0, 2), factors, variant="mixture", weights=[0.6, 0.2]).change("weight").update
     assert relative_error(update.dense(), 0.75 * factors[0].dense() + 0.25 * factors[2].dense()) < 1e-6
 
 
-@pytest.mark.parametrize("variant", ["orthogonal", "plain"])
+@pytest.mark.parametrize("variant", ["orthogonal", "plain", "weighted"])
 def test_a_task_that_leaves_the_matrix_alone_adds_nothing(variant):
     factors = factors_of(12, 9)
-    both = changes_of((0, 1), {0: factors[0]}, variant=variant).change("weight").update
+    both = changes_of((0, 1), {0: factors[0]}, variant=variant, weights=[0.3, 0.5]).change("weight").update
     assert relative_error(both.dense(), factors[0].dense()) < 1e-6
 
 
@@ -276,11 +286,12 @@ def test_a_variant_of_the_merge_equals_the_dense_model(root, tmp_path, name, var
     model = massmerge.load(bundle)
     for i, prediction in enumerate(model.predict(rows_of(inputs), top=99)):
         tasks = sorted(prediction.routing.selected)
-        weights = torch.tensor([prediction.routing.weights[task] for task in tasks])
-        scale = weights / weights.sum() if variant == "weighted" else torch.ones(2)
+        weights = [prediction.routing.weights[task] for task in tasks]
 
-        def merge(found, scale=scale):
-            return sum(w * (u @ torch.diag(s) @ v) for w, (u, s, v) in zip(scale, found, strict=True))
+        def merge(found, weights=weights):
+            if variant == "weighted":
+                return weighted_tsv_merge(found, weights).float()
+            return sum(u @ torch.diag(s) @ v for u, s, v in found)
 
         for head in tasks:
             dense = dense_expert(family_bundle(root, name), name, tasks, head, merge)

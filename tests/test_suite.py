@@ -36,7 +36,10 @@ def test_a_suite_is_called_after_its_file_unless_it_has_a_name(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (SMALL + "extra: 1", "suite.yaml:3: unknown key 'extra' (known here: tasks, name, shared_labels, generate)"),
+        (
+            SMALL + "extra: 1",
+            "suite.yaml:3: unknown key 'extra' (known here: tasks, name, validation, shared_labels, generate)",
+        ),
         (
             "tasks:\n  one:\n    data: a.csv\n    inputs: x",
             "suite.yaml:4: unknown key 'tasks.one.inputs' (known here: data",

@@ -70,7 +70,7 @@ def suite(tasks: list[dict[str, Any]]) -> dict[str, Any]:
             "input": task.get("input", "image"),
             "labels": task.get("data_labels", _classes(task)),
         }
-    return {"tasks": found, "shared_labels": shared_labels(tasks)}
+    return {"validation": 0.1, "tasks": found, "shared_labels": shared_labels(tasks)}  # the paper's share of train
 
 
 def shared_labels(tasks: list[dict[str, Any]]) -> list[list[str]]:

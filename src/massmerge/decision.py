@@ -84,18 +84,31 @@ class CloserLook:
             return self._routers
 
 
+@dataclass(frozen=True)
+class Votes:
+    """What voters say of some inputs, before anything is decided.
+
+    Attributes:
+        scores: of each voter, residuals (inputs, T); less is better.
+        lifts: how many times as much of each activation a task holds as chance (inputs, T), the mean over voters; none where
+            a router cannot tell.
+    """
+
+    scores: list[Tensor]
+    lifts: Tensor | None = None
+
+    def of(self, inputs: Tensor) -> Votes:
+        """The votes on some of the inputs."""
+        return Votes([s[inputs] for s in self.scores], None if self.lifts is None else self.lifts[inputs])
+
+
 @torch.inference_mode()
-def decide(
-    activations: list[Activation], voters: list[Voter], routers: list[Router], choice: Choice, *, shared: bool = False
-) -> list[Routing]:
-    """The routing of each input, or one for all of them.
+def cast_votes(activations: list[Activation], routers: list[Router]) -> Votes:
+    """What voters say of inputs.
 
     Args:
         activations: what each voter sees.
-        voters: who they are.
         routers: for each voter what turns activations into scores.
-        choice: what is decided among.
-        shared: make one decision, by the mean of the inputs' scores.
     """
     # Only projection looks at tokens one by one; the fitted routers know one activation of each input.
     seen = [
@@ -103,15 +116,62 @@ def decide(
         for r, a in zip(routers, activations, strict=True)
     ]
     everything = _scores(routers, seen)
-    scores = [a.averaged(s)[:, choice.allowed] for a, s in zip(seen, everything, strict=True)]
+    scores = [a.averaged(s) for a, s in zip(seen, everything, strict=True)]
+    lifts = [
+        a.averaged(r.lift(a.vectors, s))
+        for r, a, s in zip(routers, seen, everything, strict=True)
+        if isinstance(r, ProjectionRouter)
+    ]
+    return Votes(scores, torch.stack(lifts).mean(0) if len(lifts) == len(routers) else None)
+
+
+@torch.inference_mode()
+def count_votes(votes: Votes, voters: list[Voter], choice: Choice, *, shared: bool = False) -> list[Routing]:
+    """The routing of each input, or one for all of them.
+
+    Args:
+        votes: of these voters.
+        voters: who they are.
+        choice: what is decided among.
+        shared: make one decision, by the mean of the inputs' scores.
+    """
+    scores = [s[:, choice.allowed] for s in votes.scores]
     if shared:
         scores = [s.mean(0, keepdim=True) for s in scores]
     residuals = vote(scores)
     options = choice.options
     weights = weigh(residuals, standardized=options.standardize, temperature=options.temperature)
     chosen = select(weights, options.threshold, choice.top_k)
-    lifts = _lifts(routers, seen, everything, [choice.allowed[c[0]] for c in chosen])
+    lifts = None if votes.lifts is None else _best_lifts(votes.lifts, [choice.allowed[c[0]] for c in chosen])
     return _routings(residuals, weights, chosen, scores, lifts, voters, choice)
+
+
+def decide(
+    first: Votes,
+    voters: list[Voter],
+    closer: CloserLook | None,
+    look: Callable[[list[int]], Votes],
+    choice: Choice,
+    *,
+    shared: bool = False,
+) -> list[Routing]:
+    """Routings by the first look, and by the closer one where that is not sure.
+
+    Args:
+        first: what the voters of the first look say.
+        voters: who they are.
+        closer: those of the closer look, if there is one.
+        look: gives what they say of the inputs at some positions, or of all inputs where the decision is shared.
+        choice: what is decided among.
+        shared: make one decision for all inputs.
+    """
+    routings = count_votes(first, voters, choice, shared=shared)
+    best = [choice.tasks.index(min(r.residuals, key=r.residuals.__getitem__)) for r in routings]
+    unsure = closer.needed([r.margin for r in routings], best, choice.allowed) if closer else []
+    if closer is not None and unsure:
+        for i, routing in zip(unsure, count_votes(look(unsure), closer.voters, choice, shared=shared), strict=True):
+            routings[i] = routing
+    return routings
 
 
 def _scores(routers: list[Router], seen: list[Activation]) -> list[Tensor]:
@@ -156,16 +216,8 @@ def _routings(
     return found
 
 
-def _lifts(routers: list[Router], seen: list[Activation], scores: list[Tensor], best: list[int]) -> list[float] | None:
-    """How much more of each activation its best task holds than chance, the mean over voters."""
-    found = [
-        a.averaged(r.lift(a.vectors, s))
-        for r, a, s in zip(routers, seen, scores, strict=True)
-        if isinstance(r, ProjectionRouter)
-    ]
-    if len(found) < len(routers):
-        return None
-    together = torch.stack(found).mean(0)
-    index = torch.tensor(best).expand(len(together))  # one decision may stand for several inputs
-    lifts: list[float] = together.gather(1, index[:, None]).reshape(len(best), -1).mean(1).tolist()
-    return lifts
+def _best_lifts(lifts: Tensor, best: list[int]) -> list[float]:
+    """The lift of each input's best task; one decision may stand for several inputs, of which it is the mean."""
+    index = torch.tensor(best).expand(len(lifts))
+    found: list[float] = lifts.gather(1, index[:, None]).reshape(len(best), -1).mean(1).tolist()
+    return found

@@ -202,6 +202,18 @@ def quick_core(tasks: Sequence[Factors]) -> Tensor:
     return ((left * s) @ right).to(s.dtype)
 
 
+def weighted_core(tasks: Sequence[Factors], weights: Sequence[float]) -> Tensor:
+    """The core of the paper's weighted TSV: each task's `u` and `v` are scaled by its weight before they are merged.
+
+    Polar factors take a common scale out again, and so the weights of directions that no other task shares: weights decide
+    who keeps a direction that several tasks want. A weight of nothing beside the largest adds nothing.
+    """
+    largest = max(weights)
+    scaled = [Factors(f.u * (w / largest), f.s, f.v * (w / largest)) for f, w in zip(tasks, weights, strict=True)]
+    scale = torch.cat([f.s.new_full(f.s.shape, w / largest) for f, w in zip(tasks, weights, strict=True)])
+    return scale[:, None] * quick_core(scaled) * scale
+
+
 def _newton_inverse_sqrt(gram: Tensor, steps: int = 9, rest: float = 5e-6) -> Tensor | None:
     """`gram^-½` by the coupled Newton-Schulz iteration; none where it does not come to rest."""
     identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from massmerge.answers import Routing
 from massmerge.checkpoints.backbone import language_class
-from massmerge.decision import Choice, decide
+from massmerge.decision import Choice, Router, Votes, cast_votes, decide
 from massmerge.errors import InputError
 from massmerge.inputs import Row
 from massmerge.recipe import ProblemType, Unknown
-from massmerge.routing import Site
+from massmerge.routing import FirstPass, Site
 from massmerge.runtime import Runtime
 from massmerge.subspace.updates import SetChanges
 
@@ -141,28 +141,26 @@ class Routed:
         self, batch: dict[str, Tensor], allowed: list[int], unknown: Unknown, *, shared: bool = False
     ) -> tuple[list[Routing], dict[str, float]]:
         """Routings by the first look, and by the closer one where that is not sure; what they took."""
-        runtime, options = self._runtime, self._runtime.recipe.router
-        choice = Choice(self.tasks, allowed, options, runtime.top_k, unknown)
+        runtime, closer = self._runtime, self._runtime.closer
+        choice = Choice(self.tasks, allowed, runtime.recipe.router, runtime.top_k, unknown)
+        passes = 0.0
+
+        def look(first_pass: FirstPass, routers: Callable[[], list[Router]], rows: dict[str, Tensor]) -> Votes:
+            nonlocal passes
+            began = time.perf_counter()
+            activations = first_pass(rows)
+            passes += milliseconds(began)
+            return cast_votes(activations, routers())
+
+        def look_closer(unsure: list[int]) -> Votes:
+            assert closer is not None
+            rows = batch if shared else {k: v[torch.tensor(unsure)] for k, v in batch.items()}
+            return look(closer.first_pass, lambda: closer.routers, rows)
+
         began = time.perf_counter()
-        activations = runtime.first_pass(batch)
-        timings = {"first pass": milliseconds(began)}
-        began = time.perf_counter()
-        routings = decide(activations, runtime.voters, runtime.routers, choice, shared=shared)
-        timings["routing"] = milliseconds(began)
-        closer = runtime.closer
-        best = [self.tasks.index(min(r.residuals, key=r.residuals.__getitem__)) for r in routings]
-        unsure = closer.needed([r.margin for r in routings], best, allowed) if closer else []
-        if closer is None or not unsure:
-            return routings, timings
-        began = time.perf_counter()
-        activations = closer.first_pass(batch if shared else {k: v[torch.tensor(unsure)] for k, v in batch.items()})
-        timings["first pass"] += milliseconds(began)
-        began = time.perf_counter()
-        again = decide(activations, closer.voters, closer.routers, choice, shared=shared)
-        timings["routing"] += milliseconds(began)
-        for i, routing in zip(unsure, again, strict=True):
-            routings[i] = routing
-        return routings, timings
+        first = look(runtime.first_pass, lambda: runtime.routers, batch)
+        routings = decide(first, runtime.voters, closer, look_closer, choice, shared=shared)
+        return routings, {"first pass": round(passes, 3), "routing": round(milliseconds(began) - passes, 3)}
 
     def _groups(self, routings: list[Routing]) -> list[tuple[SetChanges, list[int]]]:
         """The selected sets, each with the positions of the inputs that it was selected for; weighted ones stand alone."""

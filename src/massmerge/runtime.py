@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -98,16 +98,22 @@ class Runtime:
         if self.watch is not None:
             self.watch.refuse_damage()
 
-    def with_merge(self, kind: MergeKind) -> Runtime:
-        """The same bundle with another adaptive merge inside a set."""
-        answer = self.recipe.answer.model_copy(update={"merge": kind})
-        return replace(
-            self,
-            recipe=self.recipe.model_copy(update={"answer": answer}),
-            make_changes=partial(self.make_changes, variant=kind),
-            _sets=OrderedDict(),
-            _lock=threading.Lock(),
-        )
+    def with_options(
+        self, *, router: Mapping[str, Any] | None = None, answer: Mapping[str, Any] | None = None
+    ) -> Runtime:
+        """The same bundle as if its recipe said so, for options that are read with every answer.
+
+        Args:
+            router: how many tasks are selected (`threshold`, `top_k`).
+            answer: how a set is merged (`merge`) and heads are compared (`score`, `weight`).
+        """
+        options = self.recipe.router.model_copy(update=dict(router or {}))
+        answers = self.recipe.answer.model_copy(update=dict(answer or {}))
+        other = replace(self, recipe=self.recipe.model_copy(update={"router": options, "answer": answers}))
+        if answers.merge == self.recipe.answer.merge:
+            return other
+        make_changes = partial(self.make_changes, variant=answers.merge)
+        return replace(other, make_changes=make_changes, _sets=OrderedDict(), _lock=threading.Lock())
 
     def changes(self, tasks: tuple[int, ...]) -> SetChanges:
         """The changes of a set, made once."""

@@ -12,7 +12,8 @@ from tqdm import tqdm
 
 from massmerge.cli.common import table, verb
 from massmerge.cli.merged import run_shown, show_written
-from massmerge.evaluation.scales import SPLIT, ScaleChoice, choose_scale, with_scale
+from massmerge.evaluation.scales import ScaleChoice, choose_scale, with_scale
+from massmerge.evaluation.suite import VALIDATION
 from massmerge.merging import merge as run_merge
 from massmerge.recipe import Recipe
 
@@ -63,5 +64,5 @@ def _chosen(recipe: str, suite: str, out: Path, limit: int, workers: int | None,
     if not quiet:
         rows = [[scale, f"{100 * figure:.1f} %"] for scale, figure in choice.figures.items()]
         click.echo(table(["scale", "mean over the tasks"], rows), err=True)
-        click.echo(f"scale {choice.scale}, which does best on the split {SPLIT}\n", err=True)
+        click.echo(f"scale {choice.scale}, which does best on the split {VALIDATION}\n", err=True)
     return choice

@@ -18,6 +18,7 @@ from massmerge.evaluation.studies import STUDIES
 from massmerge.evaluation.studies.result import Result, verdict_words
 from massmerge.evaluation.studies.run import ALL, run_studies
 from massmerge.evaluation.studies.settings import Settings
+from massmerge.moerging.options import parse_options
 
 
 @click.command("study")
@@ -44,11 +45,13 @@ from massmerge.evaluation.studies.settings import Settings
     show_default=True,
     help="sweep: how many settings a search tries.",
 )
+@click.option("--peer", "peers", multiple=True, metavar="PEER.OPTION=VALUE",
+              help="methods, oracle, storage: an option of a routed peer, such as smile_1.rank=16; repeatable.")  # fmt: skip
 @verb
 def study(
     name: str | None, suite: str | None, listed: bool, bundle: str | None, recipe: str | None, out: str,
     split: str | None, limit: int | None, quick: bool, seed: int, batch_size: int, search: bool, trials: int,
-    as_json: bool, quiet: bool,
+    peers: tuple[str, ...], as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Run the study NAME, or all, on the labelled data that SUITE names.
 
@@ -68,7 +71,9 @@ def study(
         if not hushed:
             click.echo(sentence, err=True)
 
-    options = {"search": True, "trials": trials} if search else {}
+    options: dict[str, Any] = {"search": True, "trials": trials} if search else {}
+    if given := parse_options(peers):
+        options["peers"] = given
     settings = Settings(split, limit, seed, quick, batch_size, options)
     command = shlex.join(["mass", *sys.argv[1:]]) if Path(sys.argv[0]).name == "mass" else ""
     results = run_studies(

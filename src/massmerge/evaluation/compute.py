@@ -18,6 +18,11 @@ def _product(_: Any, a: Any, b: Any, out_shape: Any = None, **__: Any) -> int:
     return int(mm_flop(a, b))
 
 
+def _onednn_product(x: Any, weight: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    """Operations of a product with a weight (out, in) that may be packed."""
+    return int(mm_flop(x, (weight[1], weight[0])))
+
+
 def _attention(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
     """Operations of the attention that a CPU runs."""
     return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
@@ -28,6 +33,8 @@ _MORE = {
     torch.ops.aten.addmm_: _product,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
 }
+if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    _MORE[torch.ops.mkldnn._linear_pointwise] = _onednn_product  # what packed layers run
 
 
 def operations(run: _Run) -> int:

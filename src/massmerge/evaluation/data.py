@@ -16,7 +16,7 @@ from massmerge.errors import InputError, MassError, listing
 from massmerge.evaluation.metrics import plain_text
 from massmerge.evaluation.sources import Source, open_source
 from massmerge.evaluation.spool import Spool
-from massmerge.evaluation.suite import Suite, SuiteTask, label_set
+from massmerge.evaluation.suite import VALIDATION, Suite, SuiteTask, label_set
 
 _SHOWN = 30  # labels of each side in an error; more would drown the message
 
@@ -92,7 +92,8 @@ def read_task(
         InputError: the source is not there, is empty, or has labels that the head does not know.
     """
     task = task.with_label_file(folder)
-    source = open_source(task, folder, split, image=image)
+    whole, whole_split = task.whole(split)
+    source = open_source(whole, folder, whole_split, image=image)
     several = task.metric == "micro_f1"
     labels = [task.head_labels(value) if several else task.head_label(value) for value in source.labels()]
     if not labels:
@@ -108,9 +109,19 @@ def read_task(
         _refuse_unknown_labels(source, task, labels, known)
     if known is None:
         labels = [plain_text(label) for label in labels]
-    draw = np.random.default_rng((seed, zlib.crc32(name.encode()))).permutation(len(labels))
-    rows = sorted(draw[:limit].tolist())
-    return TaskData(name, source, rows, [labels[row] for row in rows], len(labels), task.prompted)
+    there = _part(name, task, split, len(labels)) if task.is_part(split) else np.arange(len(labels))
+    if not len(there):
+        raise InputError(f"{source.where}: the split {split!r} has no rows ({len(labels)} are too few to be divided).")
+    draw = np.random.default_rng((seed, zlib.crc32(name.encode()))).permutation(len(there))
+    rows = sorted(there[draw[:limit]].tolist())
+    return TaskData(name, source, rows, [labels[row] for row in rows], len(there), task.prompted)
+
+
+def _part(name: str, task: SuiteTask, split: str | None, count: int) -> np.ndarray[Any, Any]:
+    """Which of so many training rows are the split `validation`, or the rest; always the same, whatever the seed."""
+    order = np.random.default_rng(zlib.crc32(name.encode())).permutation(count)
+    held = round((task.validation or 0.0) * count)
+    return np.sort(order[:held] if split == VALIDATION else order[held:])
 
 
 def _refuse_unknown_labels(source: Source, task: SuiteTask, labels: list[str], known: Sequence[str]) -> None:

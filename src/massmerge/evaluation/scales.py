@@ -14,7 +14,7 @@ from massmerge.errors import InputError, problems_error
 from massmerge.evaluation.data import TaskData, read_suite
 from massmerge.evaluation.metrics import Given, given_of, statistic
 from massmerge.evaluation.run import Progress, silent
-from massmerge.evaluation.suite import Suite, suite_and_folder
+from massmerge.evaluation.suite import VALIDATION, Suite, suite_and_folder
 from massmerge.merging import merge
 from massmerge.methods import STATIC_METHODS
 from massmerge.methods.scales import candidates
@@ -23,7 +23,6 @@ from massmerge.recipe import Recipe
 from massmerge.static_model import StaticModel
 from massmerge.tensorfile import read_header, read_tensor
 
-SPLIT = "validation"
 _PATIENCE = 3  # candidates in a row that are no better than the best, after which the search ends
 
 
@@ -141,9 +140,10 @@ def _validation_rows(
     if not both:
         raise InputError(f"the suite has none of the recipe's tasks; it has {', '.join(given.tasks)}.")
     chosen = given.only(both).fitting({task: head.problem_type for task, head in prepared.heads.items()})
+    chosen.refuse_measured_rows(None)
     labels = {task: head.labels for task, head in prepared.heads.items() if head.labels is not None}
     image = prepared.base.skeleton.model.main_input_name == "pixel_values"
-    return chosen, read_suite(chosen, start, labels, image=image, split=SPLIT, limit=limit, seed=seed)
+    return chosen, read_suite(chosen, start, labels, image=image, split=VALIDATION, limit=limit, seed=seed)
 
 
 def mean_figure(suite: Suite, answers: Mapping[str, tuple[Sequence[str], Sequence[Given]]]) -> float:

@@ -17,10 +17,12 @@ from massmerge.yamlfile import Part
 
 SPLIT = "{split}"
 DEFAULT_SPLIT = "test"
+TRAIN, VALIDATION = "train", "validation"
 Metric = Literal["accuracy", "f1", "micro_f1", "spearman"]
 _METRICS: dict[ProblemType | None, Metric] = {"multi_label_classification": "micro_f1", "regression": "spearman"}
 _BETWEEN = "\n"  # in a set of labels that is kept as one text; names of labels are lines
 _Share = Annotated[float, Field(gt=0.0, le=1.0)]
+_Part = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 class SuiteTask(Part):
@@ -36,6 +38,8 @@ class SuiteTask(Part):
     """The dataset's configuration, such as `sst2` of `glue`."""
     split: str | None = None
     """The dataset's split, if it is not called as `--split` says."""
+    validation: _Part | None = None
+    """The share of the rows of the split `train` that is the split `validation`; the rest stays `train`."""
     input: str | list[str] | None = None
     """The column of the inputs; two of them for pairs of texts, any number with a prompt."""
     prompt: str | None = None
@@ -162,6 +166,20 @@ class SuiteTask(Part):
         """The split of a dataset."""
         return (self.split or SPLIT).replace(SPLIT, split or DEFAULT_SPLIT)
 
+    def is_part(self, split: str | None) -> bool:
+        """Whether the rows of a split are a part of the data's own split `train`."""
+        return self.validation is not None and split in (TRAIN, VALIDATION)
+
+    def whole(self, split: str | None) -> tuple[SuiteTask, str | None]:
+        """The task and the split of which the rows of a split are all, or a part."""
+        return (self.model_copy(update={"split": None}), TRAIN) if self.is_part(split) else (self, split)
+
+    def overlap(self, one: str | None, other: str | None) -> bool:
+        """Whether two splits share rows: their data lies in one place, and they are not two parts of it."""
+        places = [(task.place(name), task.split_name(name)) for task, name in map(self.whole, (one, other))]
+        apart = self.is_part(one) and self.is_part(other) and one != other
+        return places[0] == places[1] and not apart
+
     def reference_of(self, split: str | None) -> float | None:
         """The expert's own figure on a split, if the suite says it."""
         if isinstance(self.reference, dict):
@@ -174,10 +192,19 @@ class Suite(Part):
 
     tasks: Annotated[dict[str, SuiteTask], Field(min_length=1)]
     name: str = ""
+    validation: _Part | None = None
+    """As in a task, for every task that does not say it."""
     shared_labels: list[list[str]] = Field(default_factory=list)
     """Groups of `task/label` that mean the same thing, as in a recipe."""
     generate: dict[str, Any] = Field(default_factory=dict)
     """For bundles that write their answers: options of transformers' `generate`, such as `max_new_tokens`."""
+
+    @model_validator(mode="after")
+    def _validation_of_all_tasks(self) -> Suite:
+        for name, task in self.tasks.items():
+            if self.validation is not None and task.validation is None:
+                self.tasks[name] = task.model_copy(update={"validation": self.validation})
+        return self
 
     @model_validator(mode="after")
     def _groups_name_tasks(self) -> Suite:
@@ -211,6 +238,22 @@ class Suite(Part):
             except InputError as error:
                 raise InputError(f"task {name}: {error}") from None
         return self.model_copy(update={"tasks": tasks})
+
+    def refuse_measured_rows(self, measured: str | None) -> None:
+        """Refuse to fit anything on the split `validation` where its rows are measured.
+
+        Args:
+            measured: the split that is measured; `test` without one.
+
+        Raises:
+            InputError: some tasks have the same rows in both.
+        """
+        same = [name for name, task in self.tasks.items() if task.overlap(VALIDATION, measured)]
+        if same:
+            raise InputError(
+                f"the split {VALIDATION!r} of {', '.join(same)} has the rows that are measured. Name another split, or say "
+                f"in the suite which share of the training rows is for validation: `validation: 0.1`."
+            )
 
     def only(self, tasks: list[str] | None) -> Suite:
         """The suite with some of its tasks.

@@ -95,7 +95,7 @@ class Twin(Peer):
             lambda task, name: self._factors.get((task, name)),
             lambda task, name: self._whole.get((task, name)),
             self._state.get,
-            "weighted",
+            "mixture",
             [weights[task] for task in used],
         )
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from massmerge.checkpoints.skeleton import Slot, to_matrix
-from massmerge.linalg import Factors, quick_core
+from massmerge.linalg import Factors, quick_core, weighted_core
 from massmerge.packed import onednn_linear, onednn_takes
 
 _WIDE = 2048  # from here on oneDNN is a third faster, with the fifty rows of an image a half
 
-Variant = Literal["orthogonal", "plain", "weighted"]
+Variant = Literal["orthogonal", "plain", "weighted", "mixture"]
 
 
 class LowRankChange(NamedTuple):
@@ -70,8 +70,9 @@ class SetChanges:
         factors: gives a task's factors of a matrix, or none.
         whole: gives a task's own value of a tensor, or none.
         base: gives the base's value of a tensor.
-        variant: `orthogonal` is TSV-M inside the set, `plain` the sum of the deltas, `weighted` the sum by the weights.
-        weights: of the tasks, for `weighted`.
+        variant: `orthogonal` is TSV-M inside the set, `weighted` the same with each task's singular vectors scaled by its
+            weight first; `plain` is the sum of the deltas, `mixture` their mean by the weights.
+        weights: of the tasks, for `weighted` and `mixture`.
         slots: kind and shape of every tensor; layers take the change of a matrix as an update, even of one kept whole.
     """
 
@@ -125,11 +126,14 @@ class SetChanges:
 
     def _merged(self, factors: list[Factors], positions: list[int]) -> LowRankChange:
         us, vs = tuple(f.u for f in factors), tuple(f.v for f in factors)
-        if self.variant == "orthogonal":
-            core = factors[0].s if len(factors) == 1 else quick_core(factors)
-        else:
-            scale = [1.0] * len(factors)
-            if self.variant == "weighted" and self.weights is not None:
-                scale = [self.weights[i] / sum(self.weights) for i in positions]
-            core = torch.cat([f.s * w for f, w in zip(factors, scale, strict=True)])
-        return LowRankChange(us, core.to(us[0].dtype), vs)
+        return LowRankChange(us, self._core(factors, positions).to(us[0].dtype), vs)
+
+    def _core(self, factors: list[Factors], positions: list[int]) -> Tensor:
+        if self.variant == "mixture" and self.weights is not None:
+            shares = [self.weights[i] / sum(self.weights) for i in positions]
+            return torch.cat([f.s * share for f, share in zip(factors, shares, strict=True)])
+        if len(factors) == 1 or self.variant == "plain":
+            return torch.cat([f.s for f in factors])
+        if self.variant == "weighted" and self.weights is not None:
+            return weighted_core(factors, [self.weights[i] for i in positions])
+        return quick_core(factors)

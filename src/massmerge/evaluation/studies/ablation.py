@@ -11,13 +11,13 @@ from massmerge.evaluation.studies import plots
 from massmerge.evaluation.studies.book import AnswerBook
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import measure_answers, measure_routing
-from massmerge.evaluation.studies.layers import vote_residuals
-from massmerge.evaluation.studies.scores import routings_of, weights_of
+from massmerge.evaluation.studies.shipped import Looks, best_of, shipped_looks, shipped_routings
 from massmerge.evaluation.studies.study import Finding, Study, Verdict
 from massmerge.evaluation.summary import percent
 from massmerge.recipe import MergeKind, MergeOptions, Recipe
 
 _SIZES = (2, 3)
+_SCORES = ("logit", "logit_and_weight")
 _RULES: tuple[dict[str, Any], ...] = ({"budget": 1.5}, {"budget": 2.0}, {"budget": 3.0}, {"rank": "1/T"})
 _QUICK_RULES: tuple[dict[str, Any], ...] = ({"budget": 2.0}, {"rank": "1/T"})
 
@@ -30,28 +30,44 @@ def run(context: StudyContext) -> Finding:
         rows += [_rank_row(context, rule) for rule in (_QUICK_RULES if context.settings.quick else _RULES)]
     else:
         notes.append("ranks were left out: the experts are merged again for them, which --recipe recipe.yaml names.")
-    return Finding(rows, _verdict(rows), _sentences(rows), _parts(context, rows), notes=notes)
+    return Finding(rows, _verdict(context, rows), _sentences(rows), _parts(context, rows), notes=notes)
 
 
 def _merge_rows(context: StudyContext) -> list[dict[str, Any]]:
     """A row for one task a set, where nothing is merged, and one for each merge, size and way to compare heads."""
-    weights = weights_of(context, vote_residuals(context))
-    options = context.runtime.recipe
-    found = []
-    one = routings_of(context, weights, options.router.threshold, 1)
-    book = AnswerBook(context, context.runtime)
-    found.append({"part": "merge", "merge": "one task, nothing to merge", "top_k": 1, "score": options.answer.score,
-                  "set": 1.0, **measure_answers(context, book.answers(one)).plain()})  # fmt: skip
+    looks, own = shipped_looks(context), context.runtime
+    found = [_merge_row(context, looks, "one task, nothing to merge", 1, own.recipe.answer.score)]
     for kind in get_args(MergeKind):
-        book = AnswerBook(context, context.runtime.with_merge(kind))
-        for size in (size for size in _SIZES if size <= len(context.tasks)):
-            routings = routings_of(context, weights, options.router.threshold, size)
-            mean_size = round(sum(len(r.selected) for r in routings) / len(routings), 4)
-            for score in ("logit", "logit_and_weight"):
-                answers = book.answers(routings, options.answer.model_copy(update={"score": score}))
-                found.append({"part": "merge", "merge": kind, "top_k": size, "score": score, "set": mean_size,
-                              **measure_answers(context, answers).plain()})  # fmt: skip
+        for size in _sizes(context):
+            for score in _scores(context):
+                found.append(_merge_row(context, looks, kind, size, score))
     return found
+
+
+def _sizes(context: StudyContext) -> list[int]:
+    """K of sets in which there is something to merge, the bundle's own among them."""
+    return sorted({size for size in (*_SIZES, _own_size(context)) if 1 < size <= len(context.tasks)})
+
+
+def _own_size(context: StudyContext) -> int:
+    return min(context.runtime.top_k, len(context.tasks))
+
+
+def _scores(context: StudyContext) -> list[str]:
+    """By what heads are compared: both ways that were measured best, and the bundle's own."""
+    return list(dict.fromkeys((*_SCORES, context.runtime.recipe.answer.score)))
+
+
+def _merge_row(context: StudyContext, looks: Looks, merge: str, size: int, score: str) -> dict[str, Any]:
+    answer = {"score": score, **({"merge": merge} if size > 1 else {})}
+    runtime = context.runtime.with_options(router={"top_k": size}, answer=answer)
+    routings = shipped_routings(context, looks, runtime)
+    answers = AnswerBook(context, runtime).answers(routings)
+    return {
+        "part": "merge", "merge": merge, "top_k": size, "score": score,
+        "set": round(sum(len(r.selected) for r in routings) / len(routings), 4),
+        **measure_answers(context, answers).plain(),
+    }  # fmt: skip
 
 
 def _rank_row(context: StudyContext, rule: dict[str, Any]) -> dict[str, Any]:
@@ -63,16 +79,13 @@ def _rank_row(context: StudyContext, rule: dict[str, Any]) -> dict[str, Any]:
     bundle = Bundle(path, check=False)
     other = context.with_bundle(path)
     other.__dict__["references"] = context.references
-    weights = weights_of(other, vote_residuals(other))
-    options = other.runtime.recipe
-    book = AnswerBook(other, other.runtime)
-    routings = routings_of(other, weights, options.router.threshold, other.runtime.top_k)
+    routings, book = shipped_routings(other), AnswerBook(other, other.runtime)
     owners = [_told(sample.task) for sample in other.samples]
     name, value = next(iter(rule.items()))
     return {
         "part": "rank", "rule": f"{name}: {value}", "bytes": bundle.counted_bytes,
         "ratio": round(bundle.counted_bytes / bundle.base_bytes, 4),
-        "routing": measure_routing(other, weights.argmax(1)).plain(),
+        "routing": measure_routing(other, best_of(other, routings)).plain(),
         "known": measure_answers(other, book.answers(owners)).plain(),
         **measure_answers(other, book.answers(routings)).plain(),
     }  # fmt: skip
@@ -86,9 +99,16 @@ def _name(row: dict[str, Any]) -> str:
     return row["merge"] if row["top_k"] == 1 else f"{row['merge']}, K {row['top_k']}, {row['score']}"
 
 
-def _verdict(rows: list[dict[str, Any]]) -> Verdict:
+def _own(context: StudyContext, merges: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row that is the bundle as it answers."""
+    options, size = context.runtime.recipe.answer, _own_size(context)
+    wanted = (size, options.score, options.merge)
+    return merges[0] if size == 1 else next(r for r in merges if (r["top_k"], r["score"], r["merge"]) == wanted)
+
+
+def _verdict(context: StudyContext, rows: list[dict[str, Any]]) -> Verdict:
     merges = [row for row in rows if row["part"] == "merge"]
-    own, best = merges[0], max(merges, key=lambda row: row["mean"])
+    own, best = _own(context, merges), max(merges, key=lambda row: row["mean"])
     gains = {task: best["tasks"][task] - own["tasks"][task] for task in own["tasks"]}
     most = max(gains, key=lambda task: gains[task])
     why = "" if best["mean"] <= own["mean"] else (
@@ -101,7 +121,7 @@ def _verdict(rows: list[dict[str, Any]]) -> Verdict:
 
 def _sentences(rows: list[dict[str, Any]]) -> list[str]:
     sentences = []
-    for score in ("logit", "logit_and_weight"):
+    for score in _SCORES:
         own = [row for row in rows if row["part"] == "merge" and row["top_k"] > 1 and row["score"] == score]
         if own:
             size = max(row["top_k"] for row in own)
@@ -128,7 +148,7 @@ def _parts(context: StudyContext, rows: list[dict[str, Any]]) -> list[Part]:
     parts: list[Part] = [
         Table(headers, lines),
         Picture("ablation", "Accuracy of the answers by the merge inside a set, with its 95 % interval.",
-                plots.ranked_bars(bars, _name(merges[0]))),
+                plots.ranked_bars(bars, _name(_own(context, merges)))),
     ]  # fmt: skip
     ranks = [row for row in rows if row["part"] == "rank"]
     if ranks:
@@ -150,7 +170,8 @@ def _seconds(context: StudyContext) -> float:
 
 ABLATION = Study(
     "ablation", "Merges inside a set, and ranks",
-    "What do the parts of the second pass contribute: the orthogonalised merge inside a selected set against a plain and a "
-    "weighted sum, and ranks that fill a budget of bytes against the paper's 1/T of the full rank?",
+    "What do the parts of the second pass contribute: the orthogonalised merge inside a selected set against the same "
+    "weighted by the router and against a plain sum, and ranks that fill a budget of bytes against the paper's 1/T of the "
+    "full rank?",
     run, _seconds,
 )  # fmt: skip

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from massmerge.answers import Routing
 from massmerge.evaluation.data import batches_of_one_task
 from massmerge.evaluation.report import Picture, Table
 from massmerge.evaluation.studies import plots
 from massmerge.evaluation.studies.book import AnswerBook
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import measure_answers, measure_routing
-from massmerge.evaluation.studies.layers import all_voters, site_scores
-from massmerge.evaluation.studies.scores import routings_of, shipped_residuals, weights_of
+from massmerge.evaluation.studies.shipped import Looks, best_of, routed, shipped_looks, shipped_routings
 from massmerge.evaluation.studies.study import Finding, Study, Verdict
 from massmerge.evaluation.summary import percent
 from massmerge.routed import BATCH_PROBES
@@ -26,10 +24,9 @@ ALL_INPUTS, PROBES = "all inputs decide", f"the first {BATCH_PROBES} decide"
 
 
 def run(context: StudyContext) -> Finding:
-    """Share each decision among batches of growing size, from one pass of the base."""
-    scores = site_scores(context, all_voters(context))["projection"]
-    book = AnswerBook(context, context.runtime)
-    rows = [_row(context, book, scores, size, probes) for size in sizes(context) for probes in (None, BATCH_PROBES)]
+    """Share each decision among batches of growing size; what voters say of each sample is looked up."""
+    looks = shipped_looks(context)
+    rows = [_row(context, looks, size, probes) for size in sizes(context) for probes in (None, BATCH_PROBES)]
     return Finding(rows, _verdict(context, rows), _sentences(rows), _parts(context, rows))
 
 
@@ -40,23 +37,25 @@ def sizes(context: StudyContext) -> list[int]:
     return [size for at, size in enumerate(wanted) if at == 0 or wanted[at - 1] < most]
 
 
-def shared_residuals(context: StudyContext, scores: Mapping[str, Tensor], size: int, probes: int | None) -> Tensor:
-    """Residuals (n, T) of samples that are routed in batches of one task: the mean over the batch, or over its first few.
+def batch_routings(context: StudyContext, looks: Looks, size: int, probes: int | None) -> list[Routing]:
+    """Routings of samples in batches of one task, by one decision a batch; alone, each sample has its own.
 
     Args:
         context: the study's.
-        scores: of each voter (n, T).
+        looks: what the bundle's voters say of every sample.
         size: of the batches.
         probes: how many inputs of a batch decide; all of them without it.
     """
+    if size == 1:
+        return shipped_routings(context, looks)
     first = dict(zip(context.measured, _starts(context), strict=True))
-    found = torch.empty(len(context.samples), len(context.tasks))
+    found: dict[int, Routing] = {}
     for batch in batches_of_one_task(context.ready.counts, size, context.settings.seed):
-        places = torch.tensor([first[task] + place for task, place in batch])
-        found[places] = shipped_residuals(
-            context, {name: s[places[:probes]].mean(0, keepdim=True) for name, s in scores.items()}
-        )
-    return found
+        places = [first[task] + place for task, place in batch]
+        decide = torch.tensor(places[:probes])
+        (routing,) = routed(context.runtime, looks, context.runtime.voters, decide, shared=True)
+        found |= dict.fromkeys(places, routing)
+    return [found[place] for place in range(len(context.samples))]
 
 
 def _starts(context: StudyContext) -> list[int]:
@@ -64,17 +63,13 @@ def _starts(context: StudyContext) -> list[int]:
     return [sum(counts[:at]) for at in range(len(counts))]
 
 
-def _row(
-    context: StudyContext, book: AnswerBook, scores: Mapping[str, Tensor], size: int, probes: int | None
-) -> dict[str, Any]:
-    options = context.runtime.recipe.router
-    weights = weights_of(context, shared_residuals(context, scores, size, probes))
-    routings = routings_of(context, weights, options.threshold, context.runtime.top_k)
+def _row(context: StudyContext, looks: Looks, size: int, probes: int | None) -> dict[str, Any]:
+    routings = batch_routings(context, looks, size, probes)
     return {
         "size": size,
         "decides": ALL_INPUTS if probes is None else PROBES,
-        "routing": measure_routing(context, weights.argmax(1)).plain(),
-        "answers": measure_answers(context, book.answers(routings)).plain(),
+        "routing": measure_routing(context, best_of(context, routings)).plain(),
+        "answers": measure_answers(context, AnswerBook(context, context.runtime).answers(routings)).plain(),
     }
 
 

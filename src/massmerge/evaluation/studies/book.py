@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import massmerge
-from massmerge.answers import Answer, Routing, contenders, passing
+from massmerge.answers import Answer, Prediction, Routing, contenders, passing
+from massmerge.candidates import settle, spread
 from massmerge.evaluation.metrics import Given
 from massmerge.evaluation.studies.cells import checksum
 from massmerge.evaluation.studies.context import StudyContext
@@ -40,9 +42,9 @@ class AnswerBook:
     """
 
     def __init__(self, context: StudyContext, runtime: Runtime) -> None:
-        self._context, self._model, self._options = context, Model(runtime), runtime.recipe.answer
-        self._about = checksum(["answers", massmerge.__version__, context.bundle_identity, self._options.merge])
-        self._contents = [context.content(sample) for sample in context.samples]
+        self._context, self._runtime, self._model = context, runtime, Model(runtime)
+        self._options = runtime.recipe.answer
+        self._about = checksum(["heads", massmerge.__version__, context.bundle_identity, self._options.merge])
 
     def heads(self, places: Sequence[int], routings: Sequence[Routing], what: str = "second pass") -> list[Heads]:
         """For each pair of a sample's place and a routing the best label of each head of its set.
@@ -63,12 +65,28 @@ class AnswerBook:
                 cells.put(keys[i], {task: self._best(ranked) for task, ranked in heads_of(answer, everything).items()})
         return [{task: HeadAnswer(*values) for task, values in cells[key].items()} for key in keys]
 
-    def answers(self, routings: Sequence[Routing], options: AnswerOptions | None = None) -> list[Given]:
-        """The answer to every sample by its routing; labels of several heads are compared as the options say."""
-        wanted = options or self._options
-        heads = self.heads(range(len(routings)), routings)
-        problems = self._model.problems
-        return [choose(one, routing.weights, wanted, problems) for one, routing in zip(heads, routings, strict=True)]
+    def settled(self, routings: Sequence[Routing]) -> list[Routing]:
+        """The routings of all samples, with that of an unclear one as its candidates' heads decide, as in `predict`."""
+        options = self._runtime.recipe.router
+        spreading = spread(routings, options.unsure, self._runtime.candidates)
+        several = Counter(i for i, _ in spreading)
+        asked = [(i, routing) for i, routing in spreading if several[i] > 1]
+        heads = self.heads([i for i, _ in asked], [routing for _, routing in asked], "candidates")
+        given = [
+            (i, Prediction(task, *answer, routing=routing))
+            for (i, routing), found in zip(asked, heads, strict=True)
+            for task, answer in ((t, (a.label, a.score, a.logit)) for t, a in found.items())
+        ]
+        best = dict(zip(dict.fromkeys(i for i, _ in given), settle(given, options.confidence), strict=True))
+        return [(best[i].routing or routing) if i in best else routing for i, routing in enumerate(routings)]
+
+    def answers(self, routings: Sequence[Routing]) -> list[Given]:
+        """The answer to every sample by its routing; none where that abstains."""
+        known = [i for i, routing in enumerate(routings) if routing.selected]
+        found = [Given()] * len(routings)
+        for i, heads in zip(known, self.heads(known, [routings[i] for i in known]), strict=True):
+            found[i] = choose(heads, routings[i].weights, self._options, self._model.problems)
+        return found
 
     def _best(self, ranked: list[Answer]) -> HeadAnswer:
         first = ranked[0]
@@ -81,7 +99,7 @@ class AnswerBook:
         chosen = sorted(routing.selected)
         weighted = self._options.merge == "weighted" and len(chosen) > 1
         weights = [round(routing.weights[task], 5) for task in chosen] if weighted else None
-        return checksum([self._about, self._contents[place], chosen, weights])
+        return checksum([self._about, self._context.contents[place], chosen, weights])
 
 
 def choose(

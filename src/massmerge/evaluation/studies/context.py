@@ -103,9 +103,10 @@ class StudyContext:
             raise InputError(f"{self.ready.data[sample.task].row_name(sample.place)}: {item}")
         return item
 
-    def content(self, sample: Sample) -> str:
-        """Checksum of a sample's input, by which answers to it are found again in other draws of rows."""
-        return checksum(self.ready.data[sample.task].inputs.content(sample.place).hex())
+    @cached_property
+    def contents(self) -> list[str]:
+        """Checksum of each sample's input, by which answers to it are found again in other draws of rows."""
+        return [checksum(self.ready.data[s.task].inputs.content(s.place).hex()) for s in self.samples]
 
     def size(self, sample: Sample) -> int:
         """Bytes of a sample's input; those of like size share a batch, which saves padding."""
@@ -156,8 +157,10 @@ class StudyContext:
 
     @cached_property
     def runtime(self) -> Runtime:
-        """The loaded bundle, with the router that needs no data."""
-        return load_runtime(self.bundle, router="projection", check=True)
+        """The loaded bundle, with its own router."""
+        # What a study has merged by itself is not calibrated: only the router that needs no data is there.
+        merged_here = self.bundle.resolve().is_relative_to(self.cache.resolve())
+        return load_runtime(self.bundle, router="projection" if merged_here else None, check=True)
 
     @cached_property
     def model(self) -> Model:

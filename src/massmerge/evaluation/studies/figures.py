@@ -80,7 +80,7 @@ def measure_routing(context: StudyContext, chosen: Tensor) -> Measured:
 
     Args:
         context: the study's.
-        chosen: for each sample the position of a task in the bundle (n,).
+        chosen: for each sample the position of a task in the bundle (n,); -1 for none.
     """
     right = chosen == context.owners
     shares = {
@@ -92,6 +92,6 @@ def measure_routing(context: StudyContext, chosen: Tensor) -> Measured:
 def routed_rows(context: StudyContext, chosen: Tensor) -> list[RowResult]:
     """The samples as rows of an evaluation that were routed to these tasks (n,), for a routing matrix."""
     return [
-        RowResult(sample.task, sample.place, sample.label, Given(), (context.tasks[task],))
+        RowResult(sample.task, sample.place, sample.label, Given(), (context.tasks[task],) if task >= 0 else ())
         for sample, task in zip(context.samples, chosen.tolist(), strict=True)
     ]

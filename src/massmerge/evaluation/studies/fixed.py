@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from massmerge.base_model import put_fixed
+from massmerge.bundle import Bundle
 from massmerge.checkpoints.skeleton import Skeleton
 from massmerge.deltas import similarity
 from massmerge.evaluation.studies.cells import checksum
 from massmerge.evaluation.studies.context import StudyContext
+from massmerge.evaluation.studies.scores import gather
 from massmerge.linalg import Factors, accept_distinct, tsv_merge
 from massmerge.recipe import Redundancy
 from massmerge.routing import FirstPass, Voter
 from massmerge.trees import shared_copy
+from massmerge.voters import site_router
 
 Accepted = dict[str, list[int]]
 """For each matrix the tasks that the fixed model is made of."""
@@ -58,6 +61,35 @@ def accepted_tasks(context: StudyContext, redundancy: Redundancy | str) -> Accep
         chosen = accept_distinct(torch.tensor(found, dtype=torch.float64), redundancy.threshold)
         accepted[name] = [tasks[i] for i in chosen]
     return accepted
+
+
+def own_accepted(context: StudyContext) -> Accepted | None:
+    """Which tasks the bundle's own fixed model is made of; none if its first pass is the base's."""
+    if context.runtime.recipe.router.first_pass != "fixed":
+        return None
+    bundle = Bundle(context.bundle, check=False)
+    accepted = bundle.statistics["accepted"].bool()
+    return {
+        name: [task for task in factors_of(context, name) if accepted[row, task]]
+        for row, name in enumerate(bundle.ranks)
+    }
+
+
+def pass_scores(context: StudyContext, accepted: Accepted | None, voters: list[Voter]) -> dict[str, Tensor]:
+    """Residuals (n, T) of each voter through a fixed model, or through the base, by the bundle's score.
+
+    Equal fixed models are run once.
+    """
+    score = context.runtime.recipe.router.score
+    sites = {v.site: site_router(context.runtime.tensors, v.site, score) for v in voters}
+    routers = {"projection": {v.name: sites[v.site] for v in voters}}
+    about = {"score": score, "voters": [v.name for v in voters]}
+    if accepted is None:
+        base = FirstPass(context.runtime.base, voters)
+        return gather(context, base, routers, {**about, "first_pass": "base"})["projection"]
+    about |= fixed_about(accepted)
+    through = "through the fixed model"
+    return gather(context, lambda: fixed_pass(context, accepted, voters), routers, about, through)["projection"]
 
 
 def fixed_about(accepted: Accepted) -> dict[str, Any]:

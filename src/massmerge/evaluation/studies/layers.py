@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 
-from torch import Tensor
-
-from massmerge.decision import Router
 from massmerge.evaluation.report import Picture, Table
 from massmerge.evaluation.studies import plots
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import Measured, measure_routing
-from massmerge.evaluation.studies.scores import Scores, best_tasks, gather, shipped_residuals, shipped_voters
+from massmerge.evaluation.studies.fixed import own_accepted, pass_scores
+from massmerge.evaluation.studies.scores import best_tasks
+from massmerge.evaluation.studies.shipped import best_of, shipped_routings, shipped_voters
 from massmerge.evaluation.studies.study import Finding, Study, Verdict
 from massmerge.evaluation.summary import percent
-from massmerge.routing import FirstPass, Site, Voter
+from massmerge.routing import Voter
 from massmerge.routing.first_pass import Token
-from massmerge.voters import site_router
 
 _WORDS = {"A": "what attention reads", "O": "what attention's output layer reads",
           "M": "what the MLP reads", "D": "what the MLP's output layer reads"}  # fmt: skip
@@ -25,11 +23,11 @@ _WIDEST = 30  # sites in one picture
 
 
 def run(context: StudyContext) -> Finding:
-    """Route every sample at every site by itself, from one pass of the base."""
+    """Route every sample at every site by itself, from one pass, and as the bundle does."""
     voters = all_voters(context)
-    scores = site_scores(context, voters)["projection"]
+    scores = pass_scores(context, own_accepted(context), voters)
     found = {voter.name: measure_routing(context, best_tasks(scores, [voter])) for voter in voters}
-    together = measure_routing(context, shipped_residuals(context, scores).argmin(1))
+    together = measure_routing(context, best_of(context, shipped_routings(context)))
     best = max(found, key=lambda name: found[name].mean)
     rows = [
         {"site": v.site.name, "token": v.token, "depth": round(v.site.depth, 4), **found[v.name].plain()}
@@ -46,24 +44,8 @@ def all_voters(context: StudyContext) -> list[Voter]:
     sites = [site for site in context.runtime.sites if re.fullmatch(r"[AOMD]\d+", site.name)]
     tokens: tuple[Token, ...] = ("cls", "mean") if any(v.token == "cls" for v in context.runtime.voters) else ("mean",)
     chosen = [Voter(site, token) for site in sites for token in tokens]
-    # Whatever else votes in the bundle is gathered too, so that its vote can be compared.
+    # Whatever else votes in the bundle has its row too.
     return chosen + [v for v in shipped_voters(context) if v not in chosen]
-
-
-def vote_residuals(context: StudyContext) -> Tensor:
-    """Residuals (n, T) by the vote of the bundle's voters through the base, from the same pass as all sites."""
-    return shipped_residuals(context, site_scores(context, all_voters(context))["projection"])
-
-
-def site_scores(context: StudyContext, voters: list[Voter]) -> Scores:
-    """Residuals at each of some voters, through the base."""
-    by_site: dict[Site, Router] = {}
-    for voter in voters:
-        if voter.site not in by_site:
-            by_site[voter.site] = site_router(context.runtime.tensors, voter.site)
-    routers = {"projection": {voter.name: by_site[voter.site] for voter in voters}}
-    about = {"first_pass": "base", "score": "residual", "voters": [voter.name for voter in voters]}
-    return gather(context, FirstPass(context.runtime.base, voters), routers, about)
 
 
 def _verdict(context: StudyContext, best: str, alone: Measured, together: Measured) -> Verdict:
@@ -140,6 +122,6 @@ def _pictures(
 LAYERS = Study(
     "layers", "Routing accuracy at every site",
     "At which place of the network do the tasks' singular vectors tell inputs apart? Each site routes all inputs by itself, "
-    "through the base.",
-    run, lambda context: context.seconds_for(1.0),
+    "through the bundle's first pass and by its score; the vote is the bundle's own decision.",
+    run, lambda context: context.seconds_for(2.5),
 )  # fmt: skip

@@ -122,7 +122,7 @@ def _peer_rows(context: StudyContext, sources: Prepared, notes: list[str]) -> It
     except InputError as error:
         inputs = None
         notes.append(f"{' and '.join(_TRAINED)} are left out, which train on inputs: {error}")
-    for name in _QUICK_PEERS if context.settings.quick else PEERS:
+    for name in peers(context):
         if inputs is None and name in _TRAINED:
             continue
         try:
@@ -131,10 +131,17 @@ def _peer_rows(context: StudyContext, sources: Prepared, notes: list[str]) -> It
             notes.append(f"{name} is left out: {error}")
 
 
+def peers(context: StudyContext) -> list[str]:
+    """The routed peers that are compared; a quick run takes the first, and those whose options are given."""
+    settings = context.settings
+    return [name for name in PEERS if not settings.quick or name in _QUICK_PEERS or settings.peer(name)]
+
+
 def peer_answers(context: StudyContext, sources: Prepared, name: str, inputs: Inputs | None = None) -> Answered:
     """The answers of a routed peer; those that train nothing need no inputs."""
-    about = {"inputs": _SUPPORT, "seed": context.settings.seed, "recipe": context.recipe.dump()}
-    return answers_of(context, name, about, partial(PEERS[name], sources, inputs))
+    options = context.settings.peer(name)
+    about = {"inputs": _SUPPORT, "seed": context.settings.seed, "recipe": context.recipe.dump(), "options": options}
+    return answers_of(context, name, about, partial(PEERS[name], sources, inputs, **options))
 
 
 def _experts(context: StudyContext, sources: Prepared) -> MethodRow:
@@ -230,8 +237,11 @@ def _drawn(rows: list[MethodRow], best: str) -> dict[str, Measured]:
 
 def _best_static(rows: list[MethodRow]) -> str:
     """The static merge of one model that does best with the task told."""
-    merges = [row for row in rows if row.kind == "static merge" and row.told is not None]
-    return max(merges, key=lambda row: row.told.mean if row.told else 0.0).name
+    return max(_statics(rows), key=lambda row: row.told.mean if row.told else 0.0).name
+
+
+def _statics(rows: list[MethodRow]) -> list[MethodRow]:
+    return [row for row in rows if row.kind == "static merge" and row.told is not None]
 
 
 def _verdict(context: StudyContext, rows: list[MethodRow]) -> Verdict:
@@ -270,7 +280,8 @@ def _sentences(rows: list[MethodRow], base: int) -> list[str]:
         and base_told is not None
     )
     found = [
-        f"The best static merge of one model, {best.name}, has {percent(best.told.mean)} with the task told and "
+        f"The best of {len(_statics(rows))} static merges of one model, {best.name}, has {percent(best.told.mean)} with the "
+        "task told and "
         f"{percent(best.free.mean if best.free else None)} without; MASS has {percent(mass.mean)} without.",
         f"Told the task, MASS has {percent(told.mean)}; the experts themselves have {percent(experts.mean)} at "
         f"{by_name[EXPERTS].nbytes / base:.1f} times the base's bytes, MASS at {by_name[MASS].nbytes / base:.2f} times.",
@@ -279,11 +290,12 @@ def _sentences(rows: list[MethodRow], base: int) -> list[str]:
         f"Told the task, the pretrained model has {percent(base_told.mean)} with the same heads: all that updates can add "
         f"there is {100 * (experts.mean - base_told.mean):.1f} points."
     )
-    peers = [row for row in rows if row.kind == "routed peer" and row.free is not None]
-    if peers:
-        top = max(peers, key=lambda row: row.free.mean if row.free else 0.0)
+    routed = [row for row in rows if row.kind == "routed peer" and row.free is not None]
+    if routed:
+        top = max(routed, key=lambda row: row.free.mean if row.free else 0.0)
+        best_of = f"The best of {len(routed)} routed peers" if len(routed) > 1 else "The routed peer"
         found.append(
-            f"The best routed peer without the task's name is {top.name}: {percent(top.free.mean if top.free else None)} "
+            f"{best_of} without the task's name is {top.name}: {percent(top.free.mean if top.free else None)} "
             f"at {top.nbytes / base:.2f} times the base's bytes."
         )
     return found
@@ -292,7 +304,7 @@ def _sentences(rows: list[MethodRow], base: int) -> list[str]:
 def _seconds(context: StudyContext) -> float:
     """Merges, a forward pass of every sample for each method, and the scales' candidates."""
     if context.settings.quick:
-        return context.seconds_for(len(_QUICK_STATICS) + 2.5 * len(_QUICK_PEERS) + 5) + 2 * context.merge_seconds
+        return context.seconds_for(len(_QUICK_STATICS) + 2.5 * len(peers(context)) + 5) + 2 * context.merge_seconds
     methods = len(STATIC_METHODS) + len(KEEPING_METHODS)
     tried = 6 * SCALE_ROWS * len(context.measured) / len(context.samples)  # candidates of each scale
     forwards = methods + 2.5 * len(PEERS) + 5 + tried * len(STATIC_METHODS)
@@ -303,5 +315,9 @@ METHODS = Study(
     "methods", "All methods on the same rows",
     "Which way to make one model of the experts serves best? The pretrained model with each head, the experts themselves, "
     "all static merges, the routed peers and MASS answer the same rows, without the task's name and with it.",
-    run, _seconds, needs_recipe=True,
+    run, _seconds, needs_recipe=True, peers=tuple(PEERS),
+    quick=("Some methods on the same rows",
+           "A quick look at a few ways to make one model of the experts: the pretrained model with each head, the experts "
+           f"themselves, the static merges {' and '.join(_QUICK_STATICS)}, the routed peer {_QUICK_PEERS[0]} and MASS "
+           "answer the same rows, without the task's name and with it."),
 )  # fmt: skip

@@ -14,13 +14,12 @@ from massmerge.evaluation.run import Progress, silent
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.settings import Settings
 from massmerge.evaluation.studies.study import Study
-from massmerge.evaluation.suite import Suite
+from massmerge.evaluation.suite import VALIDATION, Suite
 from massmerge.prepare import Prepared as Sources
 from massmerge.prepare import prepare, recipe_and_folder
 from massmerge.recipe import Recipe
 
 QUICK_LIMIT = 20
-SUPPORT_SPLIT = "validation"
 
 
 @dataclass(frozen=True)
@@ -133,13 +132,12 @@ def _open_validation(
     target: Path | _Planned, suite: str | Path, settings: Settings
 ) -> tuple[Callable[[int | None], Prepared] | None, str]:
     """What gives rows of the split `validation`, or why there is none."""
-    if settings.split == SUPPORT_SPLIT:
-        return None, f"the split {SUPPORT_SPLIT!r} is the one that is measured"
 
     def rows(limit: int | None) -> Prepared:
-        return prepare_evaluation(target, suite, split=SUPPORT_SPLIT, limit=limit, seed=settings.seed)  # type: ignore[arg-type]
+        return prepare_evaluation(target, suite, split=VALIDATION, limit=limit, seed=settings.seed)  # type: ignore[arg-type]
 
     try:
+        Suite.load(suite).refuse_measured_rows(settings.split)
         rows(1)
     except InputError as error:
         return None, str(error)
@@ -154,7 +152,7 @@ def _runnable(studies: Sequence[Study], *, with_recipe: bool, no_support: str) -
             left_out[study.name] = "it reads the experts, which --recipe recipe.yaml names."
         elif study.needs_validation and no_support:
             left_out[study.name] = (
-                f"it needs rows of the split {SUPPORT_SPLIT!r} beside those that are measured: {no_support}"
+                f"it needs rows of the split {VALIDATION!r} beside those that are measured: {no_support}"
             )
     runnable = [study for study in studies if study.name not in left_out]
     if not runnable:

@@ -22,7 +22,9 @@ def run(context: StudyContext) -> Finding:
     size = Bundle(context.bundle, check=False).counted_bytes
     found = {MASS: mass_answers(context, lambda: context.model, {}, size)[0]}
     sources = prepare(context.recipe, context.recipe_folder, download=True)
-    for name in _QUICK if context.settings.quick else _PEERS:
+    for name in _PEERS:
+        if context.settings.quick and name not in _QUICK and not context.settings.peer(name):
+            continue
         found[name] = peer_answers(context, sources, name)
     chosen, told = ({name: one.measure(context, told=flag) for name, one in found.items()} for flag in (False, True))
     rows = [
@@ -80,5 +82,5 @@ ORACLE = Study(
     "oracle", "MASS and SMILE with the true head",
     "How do MASS and SMILE compare where the head is told, as papers before MASS evaluate? Both route as ever; "
     "the head of the true task answers.",
-    run, lambda context: context.seconds_for(2.0 + 2.5 * len(_PEERS)) + 30, needs_recipe=True,
+    run, lambda context: context.seconds_for(2.0 + 2.5 * len(_PEERS)) + 30, needs_recipe=True, peers=_PEERS,
 )  # fmt: skip

@@ -9,14 +9,13 @@ from massmerge.evaluation.report import Picture, Table
 from massmerge.evaluation.studies import plots
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import Measured, measure_routing
-from massmerge.evaluation.studies.fixed import Accepted, accepted_tasks, factors_of, fixed_about, fixed_pass, matrices
+from massmerge.evaluation.studies.fixed import Accepted, accepted_tasks, factors_of, matrices, pass_scores
 from massmerge.evaluation.studies.routers import paper_voter
-from massmerge.evaluation.studies.scores import Scores, best_tasks, gather, shipped_residuals, shipped_voters
+from massmerge.evaluation.studies.scores import best_tasks
+from massmerge.evaluation.studies.shipped import best_of, shipped_routings, shipped_voters
 from massmerge.evaluation.studies.study import Finding, Study, Verdict
 from massmerge.evaluation.summary import percent
 from massmerge.recipe import Redundancy
-from massmerge.routing import FirstPass, Voter
-from massmerge.voters import site_router
 
 Metric = Literal["cosine", "angles"]
 METRICS: tuple[Metric, ...] = ("cosine", "angles")
@@ -36,32 +35,30 @@ def run(context: StudyContext) -> Finding:
 
 
 def grid(context: StudyContext) -> tuple[float, ...]:
-    """The thresholds that are tried."""
-    return _QUICK if context.settings.quick else _GRID
+    """The thresholds that are tried, the bundle's own among them."""
+    _, own = own_filter(context)
+    wanted = _QUICK if context.settings.quick else _GRID
+    return tuple(sorted({*wanted, *([] if own is None else [own])}))
 
 
-def pass_scores(context: StudyContext, accepted: Accepted | None, voters: list[Voter]) -> Scores:
-    """Residuals of the voters through a fixed model, or through the base; equal fixed models are run once."""
-    sites = {v.site: site_router(context.runtime.tensors, v.site) for v in voters}
-    routers = {"projection": {v.name: sites[v.site] for v in voters}}
-    about = {"score": "residual", "voters": [v.name for v in voters]}
-    if accepted is None:
-        return gather(context, FirstPass(context.runtime.base, voters), routers, {**about, "first_pass": "base"})
-    about |= fixed_about(accepted)
-    return gather(context, lambda: fixed_pass(context, accepted, voters), routers, about, "through the fixed model")
+def own_filter(context: StudyContext) -> tuple[str, float | None]:
+    """The filter of the row that is the bundle's first pass, with its threshold."""
+    options = context.runtime.recipe
+    if options.router.first_pass != "fixed":
+        return "base", None
+    given = options.merge.redundancy
+    return ("none", None) if isinstance(given, str) else (given.metric, given.threshold)
 
 
 def _row(context: StudyContext, name: str, threshold: float | None, accepted: Accepted | None) -> dict[str, Any]:
     one = paper_voter(context)
     voters = list(dict.fromkeys([*shipped_voters(context), one]))
-    scores = pass_scores(context, accepted, voters)["projection"]
+    scores = pass_scores(context, accepted, voters)
     row: dict[str, Any] = {"filter": name, "threshold": threshold}
     if accepted is not None:
         row |= _left_out(context, accepted)
-    # Without a fixed model the bundle looks closer where its voters are not sure.
-    chosen = (
-        shipped_residuals(context, scores).argmin(1) if accepted is None else best_tasks(scores, context.runtime.voters)
-    )
+    own = (name, threshold) == own_filter(context)
+    chosen = best_of(context, shipped_routings(context)) if own else best_tasks(scores, context.runtime.voters)
     row["vote"] = measure_routing(context, chosen).plain()
     row["one site"] = measure_routing(context, best_tasks(scores, [one])).plain()
     return row
@@ -99,14 +96,7 @@ def _name(row: dict[str, Any]) -> str:
 
 
 def _verdict(context: StudyContext, rows: list[dict[str, Any]]) -> Verdict:
-    options = context.runtime.recipe
-    own = rows[0]
-    if options.router.first_pass == "fixed" and isinstance(options.merge.redundancy, Redundancy):
-        wanted = options.merge.redundancy
-        own = min(
-            (row for row in rows[2:] if row["filter"] == wanted.metric),
-            key=lambda row: abs(row["threshold"] - wanted.threshold),
-        )
+    own = next(row for row in rows if (row["filter"], row["threshold"]) == own_filter(context))
     best = max(rows, key=lambda row: row["vote"]["mean"])
     ours, theirs = Measured.of(own["vote"]), Measured.of(best["vote"])
     gains = {task: theirs.tasks[task] - ours.tasks[task] for task in ours.tasks}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from massmerge.answers import Routing
+from massmerge.bundle import Bundle
 from massmerge.calibration import Kind, fit_router
 from massmerge.decision import Router
 from massmerge.evaluation.plots import confusion
@@ -17,44 +18,63 @@ from massmerge.evaluation.results import count_routes
 from massmerge.evaluation.studies import plots
 from massmerge.evaluation.studies.book import AnswerBook
 from massmerge.evaluation.studies.context import StudyContext
-from massmerge.evaluation.studies.figures import Measured, measure_answers, measure_routing, routed_rows
+from massmerge.evaluation.studies.figures import measure_answers, measure_routing, routed_rows
 from massmerge.evaluation.studies.fixed import accepted_tasks, fixed_about, fixed_pass
-from massmerge.evaluation.studies.scores import Scores, best_tasks, gather, shipped_residuals, shipped_voters
+from massmerge.evaluation.studies.scores import Scores, gather
+from massmerge.evaluation.studies.shipped import best_of, looks_of, routed, shipped_routings, shipped_voters
 from massmerge.evaluation.studies.study import Finding, Study, Verdict
 from massmerge.evaluation.summary import percent
 from massmerge.recipe import Redundancy
 from massmerge.routing import FirstPass, Voter
-from massmerge.routing.projection import Score
+from massmerge.routing.projection import ProjectionRouter, Score
 from massmerge.voters import fitted_router, site_router
 
 SUPPORT = 16  # inputs of each task that routers with data are fitted on, as by `mass calibrate`
 _PAPER_DEPTH = 0.8
 _NORMS = {"residual": "L2", "l1": "L1", "mahalanobis": "Mahalanobis", "energy": "energy"}
 _MOST_MISTAKES = 3
+CALIBRATED = "as the bundle is calibrated"
 
 
 def run(context: StudyContext) -> Finding:
     """Route every sample by every router, then answer by the tasks that each has found."""
     scores, notes = _all_scores(context)
-    voters = {"vote": context.runtime.voters, "one site": [paper_voter(context)]}
-    chosen: dict[str, Tensor] = {}
-    rows: list[dict[str, Any]] = []
+    default, own = _own(context)
+    found = {default: shipped_routings(context)}
+    rows: list[dict[str, Any]] = [{"router": default, "kind": own, "sites": "vote", "data": own == CALIBRATED}]
     for kind, per_voter in scores.items():
-        for how, some in voters.items():
-            if all(voter.name in per_voter for voter in some):
-                name = _name(kind, how, context)
-                shipped = how == "vote" and kind.startswith("base")  # only these look closer where they are not sure
-                residuals = shipped_residuals(context, per_voter) if shipped else None
-                chosen[name] = best_tasks(per_voter, some) if residuals is None else residuals.argmin(1)
+        for how, voters in {"vote": context.runtime.voters, "one site": [paper_voter(context)]}.items():
+            name = _name(kind, how, context)
+            if name not in found and all(voter.name in per_voter for voter in voters):
+                found[name] = _routings(context, kind, how, per_voter, voters)
                 rows.append({"router": name, "kind": kind, "sites": how, "data": kind in get_args(Kind)})
-    answers = _answers(context, chosen)
+    book = AnswerBook(context, context.runtime)
+    chosen = {name: best_of(context, routings) for name, routings in found.items()}
     for row in rows:
         row["routing"] = measure_routing(context, chosen[row["router"]]).plain()
-        row["answers"] = answers[row["router"]].plain()
-    default = _name(f"base {context.runtime.recipe.router.score}", "vote", context)
+        row["answers"] = measure_answers(context, book.answers(found[row["router"]])).plain()
     rows.sort(key=lambda row: (-row["routing"]["mean"], row["router"] != default))
     return Finding(rows, _verdict(context, rows, chosen, default), _sentences(rows), _parts(context, rows, chosen, default),
                    notes=notes)  # fmt: skip
+
+
+def _own(context: StudyContext) -> tuple[str, str]:
+    """Name and kind of the row that is the bundle as it routes."""
+    kind, options = Bundle(context.bundle, check=False).router_kind, context.runtime.recipe.router
+    if all(isinstance(router, ProjectionRouter) for router in context.runtime.routers):
+        own = f"{options.first_pass} {options.score}"
+        return _name(own, "vote", context), own
+    return f"{kind}, vote, {CALIBRATED}", CALIBRATED
+
+
+def _routings(
+    context: StudyContext, kind: str, how: str, scores: Mapping[str, Tensor], voters: list[Voter]
+) -> list[Routing]:
+    """How another router would route every sample in the bundle's place."""
+    runtime = context.runtime
+    looks_closer = how == "vote" and kind.startswith("base")  # only these look closer where they are not sure
+    looks = looks_of(scores, voters, runtime.closer if looks_closer else None)
+    return AnswerBook(context, runtime).settled(routed(runtime, looks, voters))
 
 
 def paper_voter(context: StudyContext) -> Voter:
@@ -120,22 +140,12 @@ def _fitted(context: StudyContext, voters: list[Voter]) -> tuple[dict[str, dict[
     return found, []
 
 
-def _answers(context: StudyContext, chosen: Mapping[str, Tensor]) -> dict[str, Measured]:
-    """The tasks' own figures when each sample is answered by the task that a router has found."""
-    book = AnswerBook(context, context.runtime)
-    found = {}
-    for name, tasks in chosen.items():
-        routings = [Routing({}, {context.tasks[t]: 1.0}, [context.tasks[t]], "") for t in tasks.tolist()]
-        found[name] = measure_answers(context, book.answers(routings))
-    return found
-
-
 def _verdict(context: StudyContext, rows: list[dict[str, Any]], chosen: Mapping[str, Tensor], default: str) -> Verdict:
     best, mass = rows[0], next(row for row in rows if row["router"] == default)
     ours, theirs = mass["routing"], best["routing"]
     why = ""
     if theirs["mean"] > ours["mean"]:
-        seen = f"It was fitted on {SUPPORT} inputs of each task, MASS on none. " if best["data"] else ""
+        seen = f"It was fitted on {SUPPORT} inputs of each task, MASS on none. " if best["data"] > mass["data"] else ""
         wrong = count_routes(routed_rows(context, chosen[default]), context.measured, context.tasks).worst(
             _MOST_MISTAKES
         )
@@ -169,7 +179,7 @@ def _parts(
     for row in rows:
         routing, answers = row["routing"], row["answers"]
         lines.append([
-            row["router"], str(SUPPORT) if row["data"] else "none", percent(routing["mean"]),
+            row["router"], _inputs(row), percent(routing["mean"]),
             f"{100 * routing['margin']:.1f}", percent(answers["mean"]), percent(answers["normalised"]),
             *(percent(routing["tasks"][task]) for task in context.measured),
         ])  # fmt: skip
@@ -182,6 +192,13 @@ def _parts(
                 plots.ranked_bars(bars, default)),
         Picture("routers-confusion", f"Where the rows of each task go by {default}.", confusion(matrix)),
     ]  # fmt: skip
+
+
+def _inputs(row: dict[str, Any]) -> str:
+    """How many inputs of each task a router has been fitted on."""
+    if row["kind"] == CALIBRATED:
+        return "calibrated"
+    return str(SUPPORT) if row["data"] else "none"
 
 
 ROUTERS = Study(

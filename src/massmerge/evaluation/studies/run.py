@@ -74,19 +74,29 @@ def run_studies(
 
 def _with_options(studies: list[Study], settings: Settings) -> list[Study]:
     """The studies as the options want them, or an error if none of them knows an option."""
-    if not settings.options.get("search"):
-        return studies
-    if SWEEP not in studies:
-        raise InputError(f"--search belongs to the study {SWEEP.name}.")
-    require_optuna()
-    return [replace(study, needs_validation=True) if study == SWEEP else study for study in studies]
+    for peer in settings.options.get("peers", {}):
+        if not any(peer in study.peers for study in studies):
+            knowing = [study.name for study in STUDIES.values() if peer in study.peers]
+            raise InputError(f"--peer {peer}: belongs to the studies {', '.join(knowing)}.")
+    if settings.options.get("search"):
+        if SWEEP not in studies:
+            raise InputError(f"--search belongs to the study {SWEEP.name}.")
+        require_optuna()
+        studies = [replace(study, needs_validation=True) if study == SWEEP else study for study in studies]
+    return [study.as_asked(quick=settings.quick) for study in studies]
 
 
 def _run_one(study: Study, context: StudyContext, about: dict[str, Any]) -> Result:
     expected = study.seconds(context)
     context.tell(f"{study.name}: {len(context.samples):,} rows, at most about {duration(expected)}")
     began = time.perf_counter()
-    return Result(study, study.run(context), about, time.perf_counter() - began)
+    found = study.run(context)
+    notes = [f"{name}: {_words(given)}." for name in study.peers if (given := context.settings.peer(name))]
+    return Result(study, replace(found, notes=[*found.notes, *notes]), about, time.perf_counter() - began)
+
+
+def _words(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in options.items())
 
 
 def _about(context: StudyContext, command: str) -> dict[str, Any]:

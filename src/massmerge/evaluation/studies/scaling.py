@@ -137,4 +137,7 @@ SCALING = Study(
     "How much is lost as tasks are added? The first 2, 3, … T tasks of the recipe are merged by MASS, by task "
     "arithmetic and by the best static merge, and measured on the rows of those tasks.",
     run, _seconds, needs_recipe=True,
+    quick=("Two tasks, and all",
+           "How much is lost as tasks are added? The first 2 and all tasks of the recipe are merged by MASS, by task "
+           f"arithmetic and by {_QUICK_RIVALS[0]}, and measured on the rows of those tasks."),
 )  # fmt: skip

@@ -9,17 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from massmerge.answers import Routing
 from massmerge.decision import Router
 from massmerge.durable import drafted
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.settings import Sample
-from massmerge.routing import Activation, FirstPass, Voter, margins, select, vote, weigh
+from massmerge.routing import Activation, FirstPass, Voter, vote
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.tensorfile import read_tensors, write_tensors
 
 Scores = dict[str, dict[str, Tensor]]
 """For each router, for each voter's name, residuals (samples, T) in the order of the samples; less is better."""
+Measure = Callable[[list[Activation]], dict[str, Tensor]]
+"""From what each voter sees of a batch to tensors with a row for each input."""
 
 
 def batches(context: StudyContext, samples: Sequence[Sample]) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
@@ -37,13 +38,45 @@ def gather(
     about: Mapping[str, Any],
     what: str = "first pass",
 ) -> Scores:
-    """Scores of every router for every sample; tasks that an earlier run finished are read from the cache.
+    """Scores of every router for every sample.
 
     Args:
         context: the study's.
         first_pass: gives the activations, run once for all routers; or what makes it, called only if it is needed.
         routers: by a name, for each of some voters' names a router.
         about: what tells these scores from others, as plain data: first pass, routers, voters.
+        what: what the progress bar says.
+    """
+    made = [first_pass] if isinstance(first_pass, FirstPass) else []
+
+    def opened() -> FirstPass:
+        if not made:
+            assert not isinstance(first_pass, FirstPass)
+            made.append(first_pass())
+        return made[0]
+
+    def measure(seen: list[Activation]) -> dict[str, Tensor]:
+        by_name = dict(zip([voter.name for voter in opened().voters], seen, strict=True))
+        return {
+            f"{name}|{voter}": scored(router, by_name[voter])
+            for name, per_voter in routers.items()
+            for voter, router in per_voter.items()
+        }
+
+    found = measured(context, opened, measure, about, what)
+    return {name: {voter: found[f"{name}|{voter}"] for voter in per_voter} for name, per_voter in routers.items()}
+
+
+def measured(
+    context: StudyContext, first_pass: Callable[[], FirstPass], measure: Measure, about: Mapping[str, Any], what: str
+) -> dict[str, Tensor]:
+    """What a pass of every sample gives, in their order; tasks that an earlier run finished are read from the cache.
+
+    Args:
+        context: the study's.
+        first_pass: gives the pass; called only if it is needed.
+        measure: what is kept of it.
+        about: what tells this from other measurements, as plain data.
         what: what the progress bar says.
     """
     folder = context.cache / "scores"
@@ -53,26 +86,18 @@ def gather(
         if not path.is_file():
             own = [sample for sample in context.samples if sample.task == task]
             began = time.perf_counter()
-            first_pass = first_pass if isinstance(first_pass, FirstPass) else first_pass()
-            made = _score(context, first_pass, routers, own, f"{what}, {task}")
+            made = _score(context, first_pass(), measure, own, f"{what}, {task}")
             folder.mkdir(parents=True, exist_ok=True)
             with drafted(path) as draft:
                 write_tensors(draft, made)
             context.cells.put(context.key("seconds", {**about, "task": task}), None, time.perf_counter() - began)
         found.append(dict(read_tensors(path)))
-    return {
-        name: {voter: torch.cat([one[f"{name}|{voter}"] for one in found]) for voter in per_voter}
-        for name, per_voter in routers.items()
-    }
+    return {name: torch.cat([one[name] for one in found]) for name in found[0]}
 
 
 @torch.inference_mode()
 def _score(
-    context: StudyContext,
-    first_pass: FirstPass,
-    routers: Mapping[str, Mapping[str, Router]],
-    samples: Sequence[Sample],
-    what: str,
+    context: StudyContext, first_pass: FirstPass, measure: Measure, samples: Sequence[Sample], what: str
 ) -> dict[str, Tensor]:
     size = context.settings.batch_size
     total = -(-len(samples) // size)
@@ -81,10 +106,8 @@ def _score(
     steps: Iterable[tuple[list[int], dict[str, Tensor]]] = context.progress(batches(context, samples), what, total)
     for chosen, batch in steps:
         places += chosen
-        seen = dict(zip([v.name for v in first_pass.voters], first_pass(batch), strict=True))
-        for name, per_voter in routers.items():
-            for voter, router in per_voter.items():
-                parts.setdefault(f"{name}|{voter}", []).append(scored(router, seen[voter]))
+        for name, values in measure(first_pass(batch)).items():
+            parts.setdefault(name, []).append(values)
     back = torch.tensor(places).argsort()
     return {key: torch.cat(part)[back].contiguous() for key, part in parts.items()}
 
@@ -98,40 +121,3 @@ def scored(router: Router, seen: Activation) -> Tensor:
 def best_tasks(scores: Mapping[str, Tensor], voters: Sequence[Voter]) -> Tensor:
     """For each sample the task (n,) that these voters like best together."""
     return vote([scores[voter.name] for voter in voters]).argmin(1)
-
-
-def shipped_residuals(context: StudyContext, scores: Mapping[str, Tensor]) -> Tensor:
-    """Residuals (n, T) as the bundle decides: by its voters, and by those of the closer look where these are not sure.
-
-    Args:
-        context: the study's.
-        scores: through the base, of every voter of either.
-    """
-    own = [scores[voter.name] for voter in context.runtime.voters]
-    residuals, closer = vote(own).clone(), context.runtime.closer
-    if closer is not None and len(context.tasks) > 1:
-        everything = range(len(context.runtime.tasks))
-        unsure = closer.needed(margins(own), residuals.argmin(1).tolist(), everything)
-        residuals[unsure] = vote([scores[voter.name] for voter in closer.voters])[unsure]
-    return residuals
-
-
-def shipped_voters(context: StudyContext) -> list[Voter]:
-    """Every voter that the bundle's decisions may ask."""
-    closer = context.runtime.closer
-    return list(dict.fromkeys([*context.runtime.voters, *(closer.voters if closer else ())]))
-
-
-def weights_of(context: StudyContext, residuals: Tensor) -> Tensor:
-    """The router's weights (n, T), as the bundle's recipe says."""
-    options = context.runtime.recipe.router
-    return weigh(residuals, standardized=options.standardize, temperature=options.temperature)
-
-
-def routings_of(context: StudyContext, weights: Tensor, threshold: float, top_k: int) -> list[Routing]:
-    """The routing of each sample by these weights (n, T)."""
-    names = context.tasks
-    return [
-        Routing({}, dict(zip(names, row, strict=True)), [names[t] for t in chosen], "")
-        for row, chosen in zip(weights.tolist(), select(weights, threshold, top_k), strict=True)
-    ]

@@ -11,16 +11,14 @@ from massmerge.evaluation.studies import plots
 from massmerge.evaluation.studies.book import AnswerBook
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import Measured, measure_answers
-from massmerge.evaluation.studies.fixed import accepted_tasks
-from massmerge.evaluation.studies.layers import all_voters, site_scores
-from massmerge.evaluation.studies.redundancy import pass_scores
-from massmerge.evaluation.studies.scores import routings_of, shipped_residuals, weights_of
+from massmerge.evaluation.studies.fixed import Accepted, accepted_tasks, own_accepted, pass_scores
+from massmerge.evaluation.studies.layers import all_voters
+from massmerge.evaluation.studies.shipped import looks_of, routed, shipped_routings
 from massmerge.evaluation.summary import percent
 from massmerge.recipe import Redundancy
-from massmerge.routing import Voter, vote
 
 VOTE = "vote"
-BASE = "base"
+BASE, OWN_FIXED = "base", "fixed"
 _FIXED = (0.1, 0.3, 0.5, 0.7, 0.9)
 _SETS = (1, 2, 3, 4)
 
@@ -61,16 +59,18 @@ def search(context: StudyContext, trials: int) -> Searched:
     validation = context.validation
     sampler = optuna.samplers.TPESampler(seed=context.settings.seed)
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    default = default_setting(context)
-    study.enqueue_trial(default)  # a search that does not know the default could only be worse by chance
+    own = default_setting(context)
+    sizes = sorted({k for k in (*_SETS, own["top_k"]) if k <= len(context.tasks)})
+    passes = list(dict.fromkeys([own["first_pass"], BASE, *(f"fixed {e:g}" for e in _FIXED)]))
+    study.enqueue_trial(own)  # a search that does not know the default could only be worse by chance
     rows: list[dict[str, Any]] = []
 
     def objective(trial: Any) -> float:
         """Accuracy of one setting on the validation rows."""
         setting = {
-            "threshold": trial.suggest_float("threshold", 0.05, 0.5),
-            "top_k": trial.suggest_categorical("top_k", [k for k in _SETS if k <= len(context.tasks)]),
-            "first_pass": trial.suggest_categorical("first_pass", [BASE, *(f"fixed {e:g}" for e in _FIXED)]),
+            "threshold": trial.suggest_float("threshold", min(0.05, own["threshold"]), max(0.5, own["threshold"])),
+            "top_k": trial.suggest_categorical("top_k", sizes),
+            "first_pass": trial.suggest_categorical("first_pass", passes),
             "site": trial.suggest_categorical("site", [VOTE, *(voter.name for voter in all_voters(context))]),
         }
         found = evaluate_setting(validation, setting)
@@ -80,42 +80,36 @@ def search(context: StudyContext, trials: int) -> Searched:
     for _ in context.progress(range(trials), "search", trials):
         study.optimize(objective, n_trials=1)
     best = dict(study.best_params)
-    ours, theirs = (evaluate_setting(context, setting).plain() for setting in (default, best))
+    ours, theirs = (evaluate_setting(context, setting).plain() for setting in (own, best))
     return Searched(rows, best, ours, theirs, len(validation.samples), trials)
 
 
 def default_setting(context: StudyContext) -> dict[str, Any]:
     """The bundle's own setting, as the search knows it."""
-    options = context.runtime.recipe
-    first = BASE
-    if options.router.first_pass == "fixed" and isinstance(options.merge.redundancy, Redundancy):
-        wanted = options.merge.redundancy.threshold
-        first = f"fixed {min(_FIXED, key=lambda threshold: abs(threshold - wanted)):g}"
-    return {"threshold": min(0.5, max(0.05, options.router.threshold)), "top_k": context.runtime.top_k,
-            "first_pass": first, "site": VOTE}  # fmt: skip
+    options = context.runtime.recipe.router
+    return {"threshold": options.threshold, "top_k": min(context.runtime.top_k, len(context.tasks)),
+            "first_pass": OWN_FIXED if options.first_pass == "fixed" else BASE, "site": VOTE}  # fmt: skip
 
 
 def evaluate_setting(context: StudyContext, setting: dict[str, Any]) -> Measured:
     """Figures of the answers with one setting; passes and answers that other settings needed too are not run again."""
-    voters = _voters(context, setting["site"])
-    everything = all_voters(context)
-    if setting["first_pass"] == BASE:
-        scores = site_scores(context, everything)["projection"]
-    else:
-        threshold = float(setting["first_pass"].split()[1])
-        accepted = accepted_tasks(context, Redundancy(threshold=threshold))
-        scores = pass_scores(context, accepted, everything)["projection"]
-    shipped = setting["first_pass"] == BASE and setting["site"] == VOTE
-    residuals = shipped_residuals(context, scores) if shipped else vote([scores[voter.name] for voter in voters])
-    weights = weights_of(context, residuals)
-    routings = routings_of(context, weights, setting["threshold"], setting["top_k"])
-    return measure_answers(context, AnswerBook(context, context.runtime).answers(routings))
+    runtime = context.runtime.with_options(router={"threshold": setting["threshold"], "top_k": setting["top_k"]})
+    book = AnswerBook(context, runtime)
+    if (setting["first_pass"], setting["site"]) == (default_setting(context)["first_pass"], VOTE):
+        return measure_answers(context, book.answers(shipped_routings(context, runtime=runtime)))
+    voters = runtime.voters
+    if setting["site"] != VOTE:
+        voters = [voter for voter in all_voters(context) if voter.name == setting["site"]]
+    scores = pass_scores(context, _accepted(context, setting["first_pass"]), all_voters(context))
+    routings = book.settled(routed(runtime, looks_of(scores, voters), voters))
+    return measure_answers(context, book.answers(routings))
 
 
-def _voters(context: StudyContext, site: str) -> list[Voter]:
-    if site == VOTE:
-        return context.runtime.voters
-    return [voter for voter in all_voters(context) if voter.name == site]
+def _accepted(context: StudyContext, first_pass: str) -> Accepted | None:
+    """Which tasks the fixed model of a setting is made of; none for the base."""
+    if first_pass in (BASE, OWN_FIXED):
+        return None if first_pass == BASE else own_accepted(context)
+    return accepted_tasks(context, Redundancy(threshold=float(first_pass.split()[1])))
 
 
 def search_sentences(found: Searched) -> list[str]:

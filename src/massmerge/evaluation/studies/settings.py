@@ -18,7 +18,11 @@ class Settings:
     """A small sample, and grids of a few points."""
     batch_size: int = 32
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of single studies, such as `search`."""
+    """Of single studies: `search` and `trials`, and `peers` with those of routed peers."""
+
+    def peer(self, name: str) -> dict[str, Any]:
+        """The options of a routed peer that differ from its defaults."""
+        return dict(self.options.get("peers", {}).get(name, {}))
 
 
 @dataclass(frozen=True)

@@ -39,15 +39,16 @@ def run(context: StudyContext) -> Finding:
     times, notes = [], list(_NOTES)
     quick = context.settings.quick
     for name in PEERS:
-        about = {"method": name, "recipe": context.recipe.dump(), "quick": quick}
+        options = context.settings.peer(name)
+        about = {"method": name, "recipe": context.recipe.dump(), "quick": quick, "options": options}
         try:
-            found = context.cell("storage", about, partial(_peer, context, sources, name))
+            found = context.cell("bytes and work", about, partial(_peer, context, sources, name))
         except InputError as error:  # such as gates of MLPs, where adapters change none
             notes.append(f"{name} is left out: {error}")
             continue
         rows.append(found["row"])
         times.append({"method": name, "forwards_timed": found["timed"]})
-    mass = context.cell("storage", {"method": MASS, "quick": quick}, lambda: _mass_compute(context))
+    mass = context.cell("bytes and work", {"method": MASS, "quick": quick}, lambda: _mass_compute(context))
     rows[1] |= {"forwards": mass["forwards"]}
     times.insert(0, {"method": MASS, "forwards_timed": mass["timed"]})
     rows.append(_copies(sources))
@@ -95,7 +96,7 @@ def _copies(sources: Prepared) -> dict[str, Any]:
 
 def _peer(context: StudyContext, sources: Prepared, name: str) -> dict[str, Any]:
     """A peer's row, and its time; what it would be trained to do changes neither."""
-    peer = PEERS[name](sources, _few_inputs(context), **_UNTRAINED.get(name, {}))
+    peer = PEERS[name](sources, _few_inputs(context), **{**context.settings.peer(name), **_UNTRAINED.get(name, {})})
     with TemporaryDirectory(prefix="mass-") as folder:
         peer.save(Path(folder))
         size = (Path(folder) / "model.safetensors").stat().st_size
@@ -135,10 +136,16 @@ def _costs(context: StudyContext, answer: Callable[[list[Row]], object]) -> dict
     step = max(1, len(context.samples) // count)
     rows = [context.row(sample) for sample in context.samples[::step][:count]]
     batches = [rows[at : at + _SMALL] for at in range(0, len(rows), _SMALL)]
-    counted = [sum(operations(lambda b=b, go=go: go(b)) for b in batches) for go in (answer, forward)]  # type: ignore[misc]
+    counted = [sum(_lasting_operations(partial(go, batch)) for batch in batches) for go in (answer, forward)]
     timed = rows[:: max(1, len(rows) // fewer)][:fewer]
     ratios = time_ratios({"answer": lambda: answer(timed), BASE: lambda: forward(timed)}, BASE, rounds)
     return {"forwards": round(counted[0] / counted[1], 4), "timed": round(ratios["answer"], 2)}
+
+
+def _lasting_operations(run: Callable[[], object]) -> int:
+    """Products of a call that has been made before: cores of sets and routers are made once, whichever call is the first."""
+    run()
+    return operations(run)
 
 
 # What a reader sees
@@ -219,5 +226,5 @@ STORAGE = Study(
     "storage", "Bytes and work of routed methods",
     "What does it cost to keep many experts in one model that routes? Bytes on disk and parameters relative to the base, "
     "and the work of an answer in forward passes of the base, for MASS and every routed peer.",
-    run, lambda context: 45.0 + _COUNTED * 12 * context.forward_seconds * len(PEERS), needs_recipe=True,
+    run, lambda context: 45.0 + _COUNTED * 12 * context.forward_seconds * len(PEERS), needs_recipe=True, peers=tuple(PEERS),
 )  # fmt: skip

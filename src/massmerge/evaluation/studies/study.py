@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from massmerge.evaluation.report import Part
@@ -70,3 +70,11 @@ class Study:
     """Whether experts are merged again, or read."""
     needs_validation: bool = False
     """Whether inputs of the split `validation` are needed beside those that are measured."""
+    peers: tuple[str, ...] = ()
+    """The routed peers that it compares, whose options can be set."""
+    quick: tuple[str, str] | None = None
+    """Title and question of a quick run, where it compares less."""
+
+    def as_asked(self, *, quick: bool) -> Study:
+        """The study under the title and question that fit what it compares."""
+        return replace(self, title=self.quick[0], question=self.quick[1]) if quick and self.quick else self

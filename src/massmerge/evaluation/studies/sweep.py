@@ -9,12 +9,10 @@ from massmerge.evaluation.studies import plots
 from massmerge.evaluation.studies.book import AnswerBook
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import measure_answers
-from massmerge.evaluation.studies.layers import vote_residuals
-from massmerge.evaluation.studies.scores import routings_of, weights_of
 from massmerge.evaluation.studies.search import Searched, search, search_parts, search_sentences
+from massmerge.evaluation.studies.shipped import shipped_looks, shipped_routings
 from massmerge.evaluation.studies.study import Finding, Study, Verdict
 from massmerge.evaluation.summary import percent
-from massmerge.recipe import AnswerOptions
 
 _THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 0.9)
 _QUICK_THRESHOLDS = (0.1, 0.2, 0.3, 0.5)
@@ -27,14 +25,16 @@ _WORDS = {"logit": "the highest logit answers", "logit_and_weight": "logit and r
 
 def run(context: StudyContext) -> Finding:
     """Answer every sample with every set that some η and K would select; the grid is then looked up."""
-    weights = weights_of(context, vote_residuals(context))
-    book = AnswerBook(context, context.runtime)
+    looks = shipped_looks(context)
     rows: list[dict[str, Any]] = []
     for score in scores(context):
         for threshold in thresholds(context):
             for size in sizes(context):
-                routings = routings_of(context, weights, threshold, size)
-                found = measure_answers(context, book.answers(routings, _options(context, score)))
+                runtime = context.runtime.with_options(
+                    router={"threshold": threshold, "top_k": size}, answer={"score": score}
+                )
+                routings = shipped_routings(context, looks, runtime)
+                found = measure_answers(context, AnswerBook(context, runtime).answers(routings))
                 mean_size = sum(len(routing.selected) for routing in routings) / len(routings)
                 rows.append({"score": score, "threshold": threshold, "top_k": size, "set": round(mean_size, 4),
                              **found.plain()})  # fmt: skip
@@ -50,14 +50,15 @@ def run(context: StudyContext) -> Finding:
 
 
 def thresholds(context: StudyContext) -> tuple[float, ...]:
-    """η: above 0.5 all are the same, since two tasks never both weigh that much."""
-    return _QUICK_THRESHOLDS if context.settings.quick else _THRESHOLDS
+    """η, the bundle's own among them: above 0.5 all are the same, since two tasks never both weigh that much."""
+    wanted = _QUICK_THRESHOLDS if context.settings.quick else _THRESHOLDS
+    return tuple(sorted({*wanted, context.runtime.recipe.router.threshold}))
 
 
 def sizes(context: StudyContext) -> list[int]:
-    """K, up to the number of tasks."""
-    wanted = _QUICK_SIZES if context.settings.quick else _SIZES
-    return [size for size in wanted if size <= len(context.tasks)]
+    """K, the bundle's own among them, up to the number of tasks."""
+    wanted = {*(_QUICK_SIZES if context.settings.quick else _SIZES), context.runtime.top_k}
+    return sorted({min(size, len(context.tasks)) for size in wanted})
 
 
 def scores(context: StudyContext) -> list[str]:
@@ -65,17 +66,11 @@ def scores(context: StudyContext) -> list[str]:
     return list(dict.fromkeys((context.runtime.recipe.answer.score, *SCORES)))
 
 
-def _options(context: StudyContext, score: str) -> AnswerOptions:
-    return context.runtime.recipe.answer.model_copy(update={"score": score})
-
-
 def _own(context: StudyContext, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The row that is the bundle's setting, or the nearest of the grid."""
-    options, score = context.runtime.recipe.router, context.runtime.recipe.answer.score
-    return min(
-        (row for row in rows if row["score"] == score),
-        key=lambda row: (abs(row["top_k"] - context.runtime.top_k), abs(row["threshold"] - options.threshold)),
-    )
+    """The row that is the bundle's setting."""
+    size = min(context.runtime.top_k, len(context.tasks))
+    own = context.runtime.recipe.answer.score, context.runtime.recipe.router.threshold, size
+    return next(row for row in rows if (row["score"], row["threshold"], row["top_k"]) == own)
 
 
 def _name(row: dict[str, Any]) -> str:
