@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from massmerge.checkpoints.backbone import language_class
+from massmerge.checkpoints.backbone import auto_class, language_class
 from massmerge.errors import InputError, listing
 from massmerge.linalg import Factors
 from massmerge.recipe import Recipe
@@ -169,9 +169,10 @@ class Bundle:
         self.path = Path(path)
         self.manifest = read_manifest(self.path)
         if self.manifest.get("method") != "mass":
+            opener = auto_class(str(self.manifest.get("base", {}).get("class")))
             raise InputError(
                 f"{path}: a {self.manifest.get('method')} merge, which is an ordinary checkpoint and no bundle. "
-                f"Load it with transformers: AutoModel.from_pretrained({str(path)!r})."
+                f"Load it with transformers: {opener}.from_pretrained({str(path)!r})."
             )
         if check:
             self.refuse_damage(self.damage())

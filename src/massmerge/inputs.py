@@ -231,6 +231,18 @@ def _padded(values: Tensor, length: int, fill: int, *, left: bool) -> Tensor:
     return torch.nn.functional.pad(values, (room, 0) if left else (0, room), value=fill)
 
 
+def attempt(read: Callable[[Any], Row], item: Any, on_error: str) -> Row | InputError:
+    """An input as tensors; with `row`, the error where it cannot be read."""
+    try:
+        if isinstance(item, Exception):
+            raise item
+        return read(item)
+    except InputError as error:
+        if on_error == "raise":
+            raise
+        return error
+
+
 def positions(config: PretrainedConfig) -> int:
     """How many tokens the backbone has positions for; RoBERTa's start behind its padding token."""
     count = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)

@@ -21,6 +21,7 @@ from massmerge.checkpoints import (
     open_base,
     open_expert,
 )
+from massmerge.checkpoints.backbone import language_class, with_output
 from massmerge.checkpoints.experts import task_skeleton
 from massmerge.checkpoints.open_clip import OpenClipStore
 from massmerge.checkpoints.towers import has_towers, vision_tower
@@ -112,7 +113,11 @@ def prepare(
     if bundled is None:
         base = _narrowed(base, [s for s in sources.values() if s is not None], image=tower is not None)
     given = [(task, source) for task in tasks if (source := sources[task.name]) is not None]
-    experts, heads = _open_tasks(given, base, folder, tower, attempt)
+    opened = _open_tasks(given, base, folder, tower)
+    if recipe.merge.static and _all_write(base, tasks, opened):
+        base, opened = _with_output(base, opened, partial(_open_tasks, given, folder=folder, tower=tower))
+    experts, heads = opened.experts, opened.heads
+    attempt.problems += opened.problems
     if bundled is not None:
         experts, heads = {**bundled.experts(), **experts}, {**bundled.heads(), **heads}
         attempt.problems += bundled.problems(heads)
@@ -141,12 +146,20 @@ class _Attempts:
             return None
 
 
+@dataclass(frozen=True)
+class _OpenedTasks:
+    """The experts of tasks whose sources were found, their heads, and what is wrong with them."""
+
+    experts: dict[str, Expert]
+    heads: dict[str, HeadSource]
+    problems: list[Problem]
+
+
 def _open_tasks(
-    given: Iterable[tuple[TaskRecipe, Source]], base: Base, folder: Path, tower: TextTower | None, attempt: _Attempts
-) -> tuple[dict[str, Expert], dict[str, HeadSource]]:
-    """The experts of tasks whose sources were found, and their heads."""
-    experts: dict[str, Expert] = {}
-    heads: dict[str, HeadSource] = {}
+    given: Iterable[tuple[TaskRecipe, Source]], base: Base, folder: Path, tower: TextTower | None
+) -> _OpenedTasks:
+    """Open the experts and find their heads."""
+    attempt, experts, heads = _Attempts(), dict[str, Expert](), dict[str, HeadSource]()
     features = feature_width(base.skeleton.model)
     for task, source in given:
         where = f"task {task.name} ({task.expert})"
@@ -158,7 +171,25 @@ def _open_tasks(
         head = attempt(where, partial(find_head, task, expert, folder, features, tower))
         if head is not None:
             heads[task.name] = head
-    return experts, heads
+    return _OpenedTasks(experts, heads, attempt.problems)
+
+
+def _all_write(base: Base, tasks: list[TaskRecipe], opened: _OpenedTasks) -> bool:
+    """Whether all tasks answer with text: none has labels, and the base generates."""
+    found = [opened.heads[task.name] for task in tasks if task.name in opened.heads]
+    writes = language_class(base.skeleton.config) is not None
+    return writes and len(found) == len(tasks) and all(head.labels is None for head in found)
+
+
+def _with_output(base: Base, opened: _OpenedTasks, again: Callable[[Base], _OpenedTasks]) -> tuple[Base, _OpenedTasks]:
+    """Base and experts with their output layers, which a static merge merges like every other matrix.
+
+    As they were where neither the base nor an expert holds such a layer.
+    """
+    wide = with_output(base, own=any(head.kind == "shell" for head in opened.heads.values()))
+    found = again(wide)
+    held = wide.readings.keys() | {name for expert in found.experts.values() for name in expert.names()}
+    return (wide, found) if held.issuperset(wide.output) else (base, opened)
 
 
 def _text_tower(

@@ -18,7 +18,7 @@ from massmerge.answers import Routing
 from massmerge.checkpoints.backbone import language_class
 from massmerge.decision import Choice, decide
 from massmerge.errors import InputError
-from massmerge.inputs import Row
+from massmerge.inputs import Row, attempt
 from massmerge.recipe import Unknown
 from massmerge.routing import Site
 from massmerge.runtime import Runtime
@@ -102,17 +102,7 @@ class Routed:
             raise InputError(f"on_error is 'raise' or 'row', not {on_error!r}.")
         items, read = iter(inputs), read or self._runtime.reader.row
         while chunk := list(islice(items, size)):
-            rows: list[Row | InputError] = []
-            for item in chunk:
-                try:
-                    if isinstance(item, Exception):
-                        raise item
-                    rows.append(read(item))
-                except InputError as error:
-                    if on_error == "raise":
-                        raise
-                    rows.append(error)
-            yield rows
+            yield [attempt(read, item, on_error) for item in chunk]
 
     def _readable(self, inputs: Iterable[Any], size: int) -> Iterator[list[Row]]:
         """Rows of tensors, in batches; an input that cannot be read is an error."""
