@@ -7,8 +7,9 @@ import torch
 import transformers as tf
 
 import massmerge
+from massmerge import InputError, StaticModel
 from models import write_recipe
-from test_generation import CLASSES, KINDS, dense_tokens, make_model, prompts, shifted
+from test_generation import CLASSES, KINDS, NEW, dense_tokens, make_model, prompts, shifted
 
 OPENERS = {"t5": tf.AutoModelForSeq2SeqLM, "gpt2": tf.AutoModelForCausalLM, "llama": tf.AutoModelForCausalLM}
 
@@ -116,3 +117,30 @@ def test_the_card_opens_the_merge_with_the_class_that_writes(tmp_path):
     make_writers(tmp_path, "t5")
     massmerge.merge(write_recipe(tmp_path, ["a", "b"], method="average"), tmp_path / "out")
     assert 'AutoModelForSeq2SeqLM.from_pretrained(".")' in (tmp_path / "out" / "README.md").read_text()
+
+
+# Answers of a loaded merge
+
+
+@pytest.mark.parametrize("kind", ["t5 untied", "llama untied"])
+def test_a_loaded_merge_writes_what_transformers_writes_with_it(tmp_path, kind):
+    make_writers(tmp_path, kind)
+    massmerge.merge(write_recipe(tmp_path, ["a", "b"], method="ties"), tmp_path / "out")
+    found = StaticModel(tmp_path / "out").generate(prompts(kind), batch_size=2, max_new_tokens=NEW)
+    model = opened(kind, tmp_path / "out")
+    assert [one.tokens for one in found] == [dense_tokens(model, row) for row in prompts(kind)]
+    assert {one.task for one in found} == {None}, "it routes nothing"
+
+
+def test_a_method_that_keeps_the_tasks_writes_with_the_model_of_the_task_told(tmp_path):
+    make_writers(tmp_path, "gpt2")
+    massmerge.merge(write_recipe(tmp_path, ["a", "b"], method="emr"), tmp_path / "out")
+    model = StaticModel(tmp_path / "out")
+    for task in ("b", "a"):
+        found = model.generate(prompts("gpt2"), task=task, max_new_tokens=NEW)
+        dense = opened("gpt2", tmp_path / "out" / task)
+        assert [one.tokens for one in found] == [dense_tokens(dense, row) for row in prompts("gpt2")]
+    with pytest.raises(InputError, match="Name the task"):
+        model.generate(prompts("gpt2"), max_new_tokens=NEW)
+    with pytest.raises(InputError, match=r"no head, so there is no label to answer. Use `generate`"):
+        model.predict(prompts("gpt2"), task="a")

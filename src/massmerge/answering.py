@@ -22,8 +22,9 @@ from massmerge.errors import InputError, problems_error
 from massmerge.heads import write_head
 from massmerge.heads.runtime import Head, ShellHead, load_head
 from massmerge.inputs import InputReader, attempt
-from massmerge.prepare import Prepared
-from massmerge.recipe import AnswerOptions
+from massmerge.merge_options import MergeOptions
+from massmerge.prepare import Prepared, prepare
+from massmerge.recipe import AnswerOptions, Recipe
 from massmerge.routed import several
 from massmerge.routing.sites import probe_inputs
 from massmerge.runtime import with_decoder_start
@@ -200,6 +201,12 @@ class Answerer:
         unknown = sorted(set(tasks) - set(self.tasks))
         if unknown:
             raise InputError(f"no task {', '.join(map(repr, unknown))}. There are {', '.join(self.tasks)}.")
+
+
+def open_sources(recipe: Recipe, folder: Path) -> Prepared:
+    """The sources of a recipe as methods that are no bundle take them: those that write with their output layers."""
+    options = MergeOptions.model_validate({"method": "average"})
+    return prepare(recipe.model_copy(update={"merge": options}), folder, download=True)
 
 
 def open_answering(prepared: Prepared) -> Answering:

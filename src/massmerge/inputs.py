@@ -14,6 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from massmerge.checkpoints.sources import PROCESSOR_FILES
 from massmerge.errors import InputError
 
 MAX_PIXELS = 100_000_000
@@ -142,8 +143,8 @@ class InputReader:
 
     @property
     def has_processor(self) -> bool:
-        """Whether the bundle has a tokenizer or image processor."""
-        return self._folder.is_dir()
+        """Whether there is a tokenizer or image processor."""
+        return self._processor is not None or any((self._folder / name).is_file() for name in PROCESSOR_FILES)
 
     @property
     def processor(self) -> Any:

@@ -100,8 +100,8 @@ class OneBackbone(Answerer):
     ) -> list[tuple[Prediction, Prediction]]:
         """For each input the answer with the head unknown, and the answer with its task told, from one forward pass.
 
-        A method that must be told the task has no answer without it. Where tasks write, both are the same text, and `options`
-        are those of transformers' `generate`.
+        A method that must be told the task has no answer without it. Where tasks write, both are the same text, and the
+        `options` are those of transformers' `generate`.
         """
         pairs: list[tuple[Prediction, Prediction]] = [(Prediction(None), Prediction(None))] * len(inputs)
         groups = [[task] for task in dict.fromkeys(tasks)] if self.needs_task else [list(tasks)]
