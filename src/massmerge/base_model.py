@@ -76,7 +76,9 @@ def _filled(base: Base, config: PretrainedConfig) -> PreTrainedModel:
     """A model of the base's class with the base's tensors."""
     with torch.random.fork_rng(devices=[]):  # first weights are drawn, and then all replaced
         model: PreTrainedModel = type(base.skeleton.model)(config).eval()
-    if base.skeleton.slots.keys() - Skeleton(model).slots.keys():  # the class ties an output layer that the base does not
+    if (
+        base.skeleton.slots.keys() - Skeleton(model).slots.keys()
+    ):  # the class ties an output layer that the base does not
         with_own_output(Skeleton(model))
     model.load_state_dict({name: base.read(name).float() for name in base.slots}, strict=False)
     return model

@@ -182,6 +182,18 @@ class StaticFolder:
         return self.opener != BACKBONE
 
     @property
+    def head_bytes(self) -> int:
+        """Bytes of heads and label names."""
+        files = [
+            f for task in self.tasks for part in ("head", "labels.json") for f in self._files(self.home(task) / part)
+        ]
+        return sum(file.stat().st_size for file in files)
+
+    @staticmethod
+    def _files(path: Path) -> list[Path]:
+        return [path] if path.is_file() else sorted(path.glob("*"))
+
+    @property
     def takes_images(self) -> bool:
         """Whether it is an image model."""
         return (self.model / "preprocessor_config.json").is_file()

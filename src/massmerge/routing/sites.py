@@ -70,13 +70,13 @@ def watched_sites(
         model: what runs.
         part: the part of it that is watched, with the prefix of its names; what reads the prompt by default.
     """
-    prefix, part = part or routed_part(model)
+    prefix, watched = part or routed_part(model)
     calls: list[tuple[str, nn.Module, Tensor]] = []
 
     def note(path: str, module: nn.Module) -> Any:
         return module.register_forward_pre_hook(lambda _, args: calls.append((path, module, args[0])))
 
-    handles = [note(prefix + path, m) for path, m in part.named_modules() if isinstance(m, _LINEAR)]
+    handles = [note(prefix + path, m) for path, m in watched.named_modules() if isinstance(m, _LINEAR)]
     try:
         yield lambda: _named(_grouped(calls))
     finally:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from massmerge.bundle import Bundle
+from massmerge.checkpoints.backbone import language_class
 from massmerge.errors import InputError, problems_error
 from massmerge.evaluation.prepared import Prepared, prepare_evaluation
 from massmerge.evaluation.report import require_matplotlib
@@ -31,6 +32,7 @@ class _Planned:
     labels: dict[str, tuple[str, ...]]
     shared_labels: list[list[str]]
     takes_images: bool
+    writes: bool
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def open_studies(
     limit = min(settings.limit or QUICK_LIMIT, QUICK_LIMIT) if settings.quick else settings.limit
     settings = Settings(**{**vars(settings), "limit": limit})
     target = _open_target(bundle, given)
-    ready = prepare_evaluation(target, suite, split=settings.split, limit=limit, seed=settings.seed)  # type: ignore[arg-type]
+    ready = prepare_evaluation(target, suite, split=settings.split, limit=limit, seed=settings.seed)
     other_rows, fault = _open_validation(target, suite, settings)
     runnable, left_out = _runnable(studies, with_recipe=given is not None, no_support=fault)
     cache = out / "cache"
@@ -126,7 +128,8 @@ def _open_target(bundle: str | Path | None, given: tuple[Recipe, Path] | None) -
 def _planned(sources: Sources) -> _Planned:
     labels = {name: tuple(head.labels) for name, head in sources.heads.items() if head.labels is not None}
     image = sources.base.skeleton.model.main_input_name == "pixel_values"
-    return _Planned([task.name for task in sources.recipe.tasks], labels, sources.recipe.shared_labels, image)
+    writes = not labels and language_class(sources.base.skeleton.config) is not None
+    return _Planned([task.name for task in sources.recipe.tasks], labels, sources.recipe.shared_labels, image, writes)
 
 
 def _open_validation(
@@ -137,7 +140,7 @@ def _open_validation(
         return None, f"the split {SUPPORT_SPLIT!r} is the one that is measured"
 
     def rows(limit: int | None) -> Prepared:
-        return prepare_evaluation(target, suite, split=SUPPORT_SPLIT, limit=limit, seed=settings.seed)  # type: ignore[arg-type]
+        return prepare_evaluation(target, suite, split=SUPPORT_SPLIT, limit=limit, seed=settings.seed)
 
     try:
         rows(1)
