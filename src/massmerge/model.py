@@ -185,6 +185,29 @@ class Model(Routed):
             for row in rows:
                 yield Generation(None, error=str(row)) if isinstance(row, InputError) else next(answers)
 
+    def write(
+        self, prompts: Any, routings: Sequence[Routing], *, batch_size: int = 8, **options: Any
+    ) -> list[Generation]:
+        """Only the second half of `generate`: texts for prompts that have been routed already.
+
+        Args:
+            prompts: what to answer.
+            routings: for each prompt its selected set, and the weights where those count.
+            batch_size: how many prompts run at once.
+            options: as in `generate`.
+
+        Raises:
+            InputError: as `generate` does, or fewer routings than prompts.
+        """
+        generator = Generator(self._runtime, self.tasks, options)
+        found: list[Generation] = []
+        for rows in self._batches(several(prompts), batch_size, "raise", generator.read):
+            own = list(routings[len(found) : len(found) + len(rows)])
+            if len(own) < len(rows):
+                raise InputError(f"more prompts than routings ({len(routings)}): each prompt needs its own.")
+            found += self._written(generator, [row for row in rows if not isinstance(row, InputError)], own)
+        return found
+
     def generate_stream(self, prompt: Any, *, task: str | Sequence[str] | None = None, **options: Any) -> TextStream:
         """The answer to one prompt while it is written: iterate over the result; `task` and `routing` are known at once."""
         allowed = self._allowed(task)
@@ -348,14 +371,18 @@ class Model(Routed):
     ) -> list[Generation]:
         """Texts for a batch of prompts, group by group of one selected set."""
         routings, timings = self._routings_of(self._runtime.batch(rows), allowed, "input", unknown)
-        found = [Generation(None, routing=routing) for routing in routings]
         began = time.perf_counter()
+        found = self._written(generator, rows, routings)
+        timings |= {"generation": milliseconds(began), "inputs": len(rows)}
+        return [replace(generation, timings=timings) for generation in found]
+
+    def _written(self, generator: Generator, rows: list[Row], routings: list[Routing]) -> list[Generation]:
+        found = [Generation(None, routing=routing) for routing in routings]
         for changes, members in self._groups(routings):
             written = generator([rows[i] for i in members], [routings[i] for i in members], changes)
             for i, generation in zip(members, written, strict=True):
                 found[i] = generation
-        timings |= {"generation": milliseconds(began), "inputs": len(rows)}
-        return [replace(generation, timings=timings) for generation in found]
+        return found
 
     def _heads(
         self, output: Any, order: Tensor, batch: dict[str, Tensor], routings: list[Routing], top: int

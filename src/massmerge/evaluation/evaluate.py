@@ -114,7 +114,7 @@ def _refuse_routing(static: StaticFolder, options: dict[str, object], route: str
     asked = [name for name, value in options.items() if value] + (["route"] if route != "input" else [])
     if asked:
         raise InputError(
-            f"{static.path}: merged by {static.method}, which routes nothing. Leave {', '.join(asked)} out, or give a bundle."
+            f"{static.path}: merged by {static.method}, which routes nothing. Leave {', '.join(asked)} out; bundles have it."
         )
     if static.needs_task and not oracle:
         raise InputError(

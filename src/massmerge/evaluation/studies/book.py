@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 import massmerge
 from massmerge.answers import Routing
-from massmerge.evaluation.metrics import Given
+from massmerge.evaluation.metrics import Given, written
 from massmerge.evaluation.studies.cells import checksum
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.model import Model
 from massmerge.recipe import AnswerOptions
 from massmerge.runtime import Runtime
+
+_TEXT = ""  # in the place of a head's task: what a set writes is of the set
 
 
 class HeadAnswer(NamedTuple):
@@ -38,7 +40,8 @@ class AnswerBook:
 
     def __init__(self, context: StudyContext, runtime: Runtime) -> None:
         self._context, self._model, self._options = context, Model(runtime), runtime.recipe.answer
-        self._about = checksum(["answers", massmerge.__version__, context.bundle_identity, self._options.merge])
+        about = ["answers", massmerge.__version__, context.bundle_identity, self._options.merge]
+        self._about = checksum([*about, context.generation] if context.ready.writes else about)
         self._contents = [context.content(sample) for sample in context.samples]
 
     def heads(self, places: Sequence[int], routings: Sequence[Routing], what: str = "second pass") -> list[Heads]:
@@ -55,7 +58,13 @@ class AnswerBook:
         everything = sum(map(len, self._model.labels.values()))
         for chunk in self._context.progress(chunks, what, len(chunks)):
             inputs = [self._context.input(self._context.samples[places[i]]) for i in chunk]
-            answers = self._model.answer(inputs, [routings[i] for i in chunk], top=everything, batch_size=size)
+            chosen = [routings[i] for i in chunk]
+            if self._model.writes:
+                texts = self._model.write(inputs, chosen, batch_size=size, **self._context.generation)
+                for i, text in zip(chunk, texts, strict=True):
+                    cells.put(keys[i], {_TEXT: [text.text, 0.0, 0.0]})
+                continue
+            answers = self._model.answer(inputs, chosen, top=everything, batch_size=size)
             for i, answer in zip(chunk, answers, strict=True):
                 ranked = [(answer.task, answer.label, answer.logit, answer.score)]
                 ranked += [(a.task, a.label, a.logit, a.score) for a in answer.alternatives]
@@ -69,6 +78,8 @@ class AnswerBook:
         """The answer to every sample by its routing; labels of several heads are compared as the options say."""
         wanted = options or self._options
         heads = self.heads(range(len(routings)), routings)
+        if self._model.writes:
+            return [written(None, one[_TEXT].label) for one in heads]
         return [choose(one, routing.weights, wanted) for one, routing in zip(heads, routings, strict=True)]
 
     def _key(self, place: int, routing: Routing) -> str:

@@ -81,7 +81,7 @@ def open_studies(
     target = _open_target(bundle, given)
     ready = prepare_evaluation(target, suite, split=settings.split, limit=limit, seed=settings.seed)
     other_rows, fault = _open_validation(target, suite, settings)
-    runnable, left_out = _runnable(studies, with_recipe=given is not None, no_support=fault)
+    runnable, left_out = _runnable(studies, with_recipe=given is not None, no_support=fault, writes=ready.writes)
     cache = out / "cache"
     context = StudyContext(
         ready, Path(bundle or cache), cache, settings, recipe=given, other_rows=other_rows, progress=progress, tell=tell
@@ -149,12 +149,16 @@ def _open_validation(
     return rows, ""
 
 
-def _runnable(studies: Sequence[Study], *, with_recipe: bool, no_support: str) -> tuple[list[Study], dict[str, str]]:
+def _runnable(
+    studies: Sequence[Study], *, with_recipe: bool, no_support: str, writes: bool
+) -> tuple[list[Study], dict[str, str]]:
     """The studies that can be run, and why the others cannot."""
     left_out: dict[str, str] = {}
     for study in studies:
         if study.needs_recipe and not with_recipe:
             left_out[study.name] = "it reads the experts, which --recipe recipe.yaml names."
+        elif study.not_for_texts and writes:
+            left_out[study.name] = f"these models write their answers and have no heads; {study.not_for_texts}"
         elif study.needs_validation and no_support:
             left_out[study.name] = (
                 f"it needs rows of the split {SUPPORT_SPLIT!r} beside those that are measured: {no_support}"
