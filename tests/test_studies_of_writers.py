@@ -62,7 +62,11 @@ def make_suite(folder, kind: str):
             (folder / f"{task}.{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         tasks[task] = {"data": f"{task}.{{split}}.jsonl", "input": "text"}
     (folder / "suite.yaml").write_text(yaml.safe_dump({"tasks": tasks, "generate": {"max_new_tokens": 3}}))
-    recipe = {"base": "base", "tasks": [{"name": t, "expert": t} for t in tasks], "merge": {"rank": 32}}
+    recipe = {
+        "base": "base",
+        "tasks": [{"name": t, "expert": t} for t in tasks],
+        "merge": {"rank": 16 if kind == "t5" else 32},
+    }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     return folder
 
