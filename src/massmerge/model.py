@@ -19,13 +19,11 @@ from massmerge.errors import InputError
 from massmerge.generation import Generator, TextStream
 from massmerge.heads.runtime import ShellHead, features
 from massmerge.inputs import Row
-from massmerge.parallel import even_order, parts_of
 from massmerge.recipe import Unknown
 from massmerge.routed import Routed, milliseconds, several
 from massmerge.routing import FirstPass
 from massmerge.runtime import load_runtime, with_decoder_start
 from massmerge.subspace.segments import Segment, Segments
-from massmerge.subspace.updates import SetChanges
 from massmerge.trees import take_rows
 
 
@@ -200,13 +198,8 @@ class Model(Routed):
             InputError: as `generate` does, or fewer routings than prompts.
         """
         generator = Generator(self._runtime, self.tasks, options)
-        found: list[Generation] = []
-        for rows in self._batches(several(prompts), batch_size, "raise", generator.read):
-            own = list(routings[len(found) : len(found) + len(rows)])
-            if len(own) < len(rows):
-                raise InputError(f"more prompts than routings ({len(routings)}): each prompt needs its own.")
-            found += self._written(generator, [row for row in rows if not isinstance(row, InputError)], own)
-        return found
+        batches = self._with_routings(prompts, routings, batch_size, generator.read)
+        return [text for rows, own in batches for text in self._written(generator, rows, own)]
 
     def generate_stream(self, prompt: Any, *, task: str | Sequence[str] | None = None, **options: Any) -> TextStream:
         """The answer to one prompt while it is written: iterate over the result; `task` and `routing` are known at once."""
@@ -245,13 +238,8 @@ class Model(Routed):
         """
         named = {task for routing in routings for task in routing.selected}
         self._refuse_headless(self._allowed(sorted(named)) if named else [])
-        found: list[Prediction] = []
-        for rows in self._readable(several(inputs), batch_size):
-            own = list(routings[len(found) : len(found) + len(rows)])
-            if len(own) < len(rows):
-                raise InputError(f"more inputs than routings ({len(routings)}): each input needs its own.")
-            found += self._answer_routed(self._runtime.batch(rows), own, {}, top)
-        return found
+        batches = self._with_routings(inputs, routings, batch_size)
+        return [one for rows, own in batches for one in self._answer_routed(self._runtime.batch(rows), own, {}, top)]
 
     def embed(self, inputs: Any, *, task: str | Sequence[str] | None = None, batch_size: int = 32) -> Tensor:
         """Features (inputs, width) of the second pass."""
@@ -351,7 +339,7 @@ class Model(Routed):
         What heads do not read of it may be missing if it is for them alone.
         """
         runtime = self._runtime
-        groups = _evened(self._groups(routings), runtime.base.device)
+        groups = self._evened(self._groups(routings))
         order = [i for _, members in groups for i in members]
         stops = accumulate(len(members) for _, members in groups)
         parts = [
@@ -405,16 +393,6 @@ class Model(Routed):
             best = answers[0]
             predictions.append(Prediction(best.task, best.label, best.score, best.logit, answers[1:], routing))
         return predictions
-
-
-def _evened(groups: list[tuple[SetChanges, list[int]]], device: torch.device) -> list[tuple[SetChanges, list[int]]]:
-    """Groups in an order that gives every core as much to do: rows go through a thin product for each task of their set.
-
-    To have a task's factors at hand takes as long as one row more does.
-    """
-    rows = [len(members) for _, members in groups]
-    costs = [len(changes.tasks) * (len(members) + 1) for changes, members in groups]
-    return [groups[i] for i in even_order(rows, costs, len(parts_of(sum(rows), device)))]
 
 
 def _reordered(batch: dict[str, Tensor], order: Tensor) -> dict[str, Tensor]:

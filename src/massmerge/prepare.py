@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from massmerge.bundled import Bundled
 from massmerge.checkpoints import (
@@ -19,23 +17,19 @@ from massmerge.checkpoints import (
     is_adapter,
     narrow,
     open_base,
-    open_expert,
 )
-from massmerge.checkpoints.backbone import language_class, with_output
 from massmerge.checkpoints.experts import task_skeleton
 from massmerge.checkpoints.open_clip import OpenClipStore
 from massmerge.checkpoints.towers import has_towers, vision_tower
 from massmerge.errors import InputError, Problem, problems_error
-from massmerge.heads import HeadSource, find_base_head, find_head
-from massmerge.heads.runtime import feature_width
+from massmerge.heads import HeadSource, find_base_head
 from massmerge.heads.text import TextTower
+from massmerge.opened_tasks import Attempts, all_write, open_tasks, with_outputs
 from massmerge.plan import Plan, Sizes, TaskPlan, TensorPlan, merge_seconds, peak_memory
 from massmerge.ranks import MatrixSize, core_bytes, factor_bytes, ranks_by_budget, ranks_by_rule
 from massmerge.recipe import Recipe, TaskRecipe, TextHead
 from massmerge.routing.sites import choose_sites, find_sites
 from massmerge.tensorfile import TensorInfo, header_bytes
-
-_T = TypeVar("_T")
 
 
 @dataclass
@@ -98,7 +92,7 @@ def prepare(
         workers: how many tensors will be worked on at once.
         bundled: a bundle that gives the base and the tasks it names; sources of the other tasks alone are opened.
     """
-    attempt, tasks = _Attempts(), tasks_besides(recipe, bundled)
+    attempt, tasks = Attempts(), tasks_besides(recipe, bundled)
     sources = {
         task.name: attempt(f"task {task.name}", partial(find_source, task.expert, folder, download=download))
         for task in tasks
@@ -113,9 +107,9 @@ def prepare(
     if bundled is None:
         base = _narrowed(base, [s for s in sources.values() if s is not None], image=tower is not None)
     given = [(task, source) for task in tasks if (source := sources[task.name]) is not None]
-    opened = _open_tasks(given, base, folder, tower)
-    if recipe.merge.static and _all_write(base, tasks, opened):
-        base, opened = _with_output(base, opened, partial(_open_tasks, given, folder=folder, tower=tower))
+    opened = open_tasks(given, base, folder, tower)
+    if recipe.merge.static and all_write(base, tasks, opened):
+        base, opened = with_outputs(base, opened, partial(open_tasks, given, folder=folder, tower=tower))
     experts, heads = opened.experts, opened.heads
     attempt.problems += opened.problems
     if bundled is not None:
@@ -132,72 +126,12 @@ def prepare(
     return prepared
 
 
-class _Attempts:
-    """Does things one by one and collects what is wrong with them, so that people are told all of it at once."""
-
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
-
-    def __call__(self, where: str, action: Callable[[], _T]) -> _T | None:
-        try:
-            return action()
-        except InputError as error:
-            self.problems.append(Problem(where, str(error)))
-            return None
-
-
-@dataclass(frozen=True)
-class _OpenedTasks:
-    """The experts of tasks whose sources were found, their heads, and what is wrong with them."""
-
-    experts: dict[str, Expert]
-    heads: dict[str, HeadSource]
-    problems: list[Problem]
-
-
-def _open_tasks(
-    given: Iterable[tuple[TaskRecipe, Source]], base: Base, folder: Path, tower: TextTower | None
-) -> _OpenedTasks:
-    """Open the experts and find their heads."""
-    attempt, experts, heads = _Attempts(), dict[str, Expert](), dict[str, HeadSource]()
-    features = feature_width(base.skeleton.model)
-    for task, source in given:
-        where = f"task {task.name} ({task.expert})"
-        expert = attempt(where, partial(open_expert, source, base))
-        if expert is None:
-            continue
-        experts[task.name] = expert
-        attempt.problems += [Problem(where, text, "warning") for text in expert.warnings]
-        head = attempt(where, partial(find_head, task, expert, folder, features, tower))
-        if head is not None:
-            heads[task.name] = head
-    return _OpenedTasks(experts, heads, attempt.problems)
-
-
-def _all_write(base: Base, tasks: list[TaskRecipe], opened: _OpenedTasks) -> bool:
-    """Whether all tasks answer with text: none has labels, and the base generates."""
-    found = [opened.heads[task.name] for task in tasks if task.name in opened.heads]
-    writes = language_class(base.skeleton.config) is not None
-    return writes and len(found) == len(tasks) and all(head.labels is None for head in found)
-
-
-def _with_output(base: Base, opened: _OpenedTasks, again: Callable[[Base], _OpenedTasks]) -> tuple[Base, _OpenedTasks]:
-    """Base and experts with their output layers, which a static merge merges like every other matrix.
-
-    As they were where neither the base nor an expert holds such a layer.
-    """
-    wide = with_output(base, own=any(head.kind == "shell" for head in opened.heads.values()))
-    found = again(wide)
-    held = wide.readings.keys() | {name for expert in found.experts.values() for name in expert.names()}
-    return (wide, found) if held.issuperset(wide.output) else (base, opened)
-
-
 def _text_tower(
     recipe: Recipe,
     tasks: list[TaskRecipe],
     folder: Path,
     base: Base | None,
-    attempt: _Attempts,
+    attempt: Attempts,
     *,
     download: bool,
 ) -> TextTower | None:
