@@ -67,8 +67,8 @@ def run(context: StudyContext) -> Finding:
     times = [{"method": row.name, "milliseconds": row.milliseconds} for row in rows]
     words = _TEXT_WORDS if context.ready.writes else _WORDS
     parts = [_table(rows, base), Text(words), *_task_tables(context, rows), *_pictures(context, rows)]
-    return Finding([row.plain(base) for row in rows], _verdict(context, rows), _sentences(rows, base), parts, times,
-                   notes)  # fmt: skip
+    sentences = _sentences(rows, base, writes=context.ready.writes)
+    return Finding([row.plain(base) for row in rows], _verdict(context, rows), sentences, parts, times, notes)
 
 
 def method_rows(context: StudyContext, notes: list[str]) -> Iterator[MethodRow]:
@@ -274,7 +274,7 @@ def _verdict(context: StudyContext, rows: list[MethodRow]) -> Verdict:
     )
 
 
-def _sentences(rows: list[MethodRow], base: int) -> list[str]:
+def _sentences(rows: list[MethodRow], base: int, *, writes: bool) -> list[str]:
     by_name = {row.name: row for row in rows}
     best = by_name[_best_static(rows)]
     mass, told, experts = by_name[MASS].free, by_name[TOLD].told, by_name[EXPERTS].told
@@ -292,9 +292,10 @@ def _sentences(rows: list[MethodRow], base: int) -> list[str]:
         f"Told the task, MASS has {percent(told.mean)}; the experts themselves have {percent(experts.mean)} at "
         f"{by_name[EXPERTS].nbytes / base:.1f} times the base's bytes, MASS at {by_name[MASS].nbytes / base:.2f} times.",
     ]
+    heads = "" if writes else " with the same heads"
     found.append(
-        f"Told the task, the pretrained model has {percent(base_told.mean)} with the same heads: all that updates can add "
-        f"there is {100 * (experts.mean - base_told.mean):.1f} points."
+        f"Told the task, the pretrained model has {percent(base_told.mean)}{heads}: all that updates can add there is "
+        f"{100 * (experts.mean - base_told.mean):.1f} points."
     )
     peers = [row for row in rows if row.kind == "routed peer" and row.free is not None]
     if peers:
