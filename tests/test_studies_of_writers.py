@@ -10,12 +10,14 @@ import yaml
 from click.testing import CliRunner
 
 import massmerge
-from massmerge import InputError
+from massmerge import InputError, Recipe
 from massmerge.cli.main import main
+from massmerge.evaluation.scales import choose_scale, with_scale
 from massmerge.evaluation.studies import STUDIES
 from massmerge.evaluation.studies.run import run_studies
 from massmerge.evaluation.studies.settings import Settings
 from massmerge.example import make_writing_example
+from massmerge.merge_options import MergeOptions
 from models import FAMILIES
 
 WORDS = ["free", "win", "prize", "call", "meeting", "report", "goal", "team", "vote", "law", "cell", "star"]
@@ -112,3 +114,12 @@ def test_every_other_study_runs_on_texts(folder, name):
 def test_a_study_of_heads_says_why_it_has_nothing_to_say(folder):
     with pytest.raises(InputError, match="study oracle: these models write their answers and have no heads"):
         study(folder, "oracle")
+
+
+def test_the_scale_of_a_static_merge_is_chosen_by_its_texts(folder, tmp_path):
+    options = MergeOptions.model_validate({"method": "task_arithmetic", "scale": "auto"})
+    recipe = Recipe.load(folder / "recipe.yaml").model_copy(update={"merge": options})
+    found = choose_scale(recipe, folder / "suite.yaml", tmp_path / "work", folder=folder)
+    merged = massmerge.merge(with_scale(recipe, found.scale), tmp_path / "out", folder=folder)
+    measured = massmerge.evaluate(merged, folder / "suite.yaml", split="validation")
+    assert measured.means["strict"].value == pytest.approx(found.figures[found.scale])
