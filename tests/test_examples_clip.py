@@ -13,6 +13,7 @@ import massmerge
 from clip_models import OpenClip, naive_head, write_headers
 from massmerge.checkpoints import find_source, open_base
 from massmerge.example import write_clip_processor
+from massmerge.heads.labels import read_labels
 from massmerge.heads.text import read_texts, template_sets
 from massmerge.recipe import TextHead
 
@@ -50,6 +51,10 @@ def test_every_recipe_and_suite_parses_and_the_two_agree(folder, model, count, e
     for task in recipe.tasks:
         assert isinstance(task.head, TextHead) and task.head.templates in template_sets()
         classes = read_texts(task.head, folder)[0]
+        if task.labels is not None:  # people read these; the head is made of the authors' names
+            shown = read_labels(task.labels, folder)
+            assert experts == "paper" and len(shown) == len(classes)
+            classes = shown
         known |= {f"{task.name}/{label}" for label in classes}
         assert len(set(classes)) == len(classes) == CLASSES.get(task.name, len(classes))
         said = suite.tasks[task.name].with_label_file(folder).labels
@@ -62,6 +67,39 @@ def test_classes_of_a_dataset_that_grows_are_those_of_its_data(folder):
         (folder / "data" / "fruits360" / name).mkdir(parents=True)
     tasks = {task["name"]: task for task in make.chosen_tasks("ViT-B-32", 33, "paper", folder)[0]}
     assert tasks["fruits360"]["classes"] == ["Apple 10", "Zucchini"] and tasks["dogs"]["classes"] == "dogs.txt"
+
+
+PAPER_NAMES = {
+    "food101": "apple_pie", "oxford_pets": "american_bulldog", "cub200": "001.Black_footed_Albatross",
+    "dogs": "n02085620-Chihuahua", "kvasir": "dyed-lifted-polyps", "vegetables": "Bitter_Gourd", "weather": "fogsmog",
+    "kmnist": "0", "beans": "angular_leaf_spot",
+}  # fmt: skip
+
+
+def test_heads_of_the_papers_experts_are_made_of_their_datas_names_and_answer_with_ours(folder):
+    path = make.write("ViT-B-32", 33, "paper", folder)[0]
+    tasks = {task.name: task for task in massmerge.Recipe.load(path).tasks}
+    for name, expected in PAPER_NAMES.items():
+        assert expected in tasks[name].head.classes and tasks[name].labels is not None
+    breeds = zip(tasks["dogs"].head.classes, read_labels(tasks["dogs"].labels, folder), strict=True)
+    assert all(own.partition("-")[2].replace("_", " ") == shown for own, shown in breeds)
+    for task in massmerge.Recipe.load(make.write("ViT-B-32", 20, "tanganke", folder)[0]).tasks:
+        assert task.labels is None, "FusionBench made its heads of the usual names"
+
+
+def test_the_last_tasks_have_the_templates_that_their_experts_were_trained_with(folder):
+    tasks = {task["name"]: task for task in make.chosen_tasks("ViT-B-32", 33, "paper", folder)[0]}
+    sets = template_sets()
+    assert sets[tasks["beans"]["templates"]][0] == "a photo of {} beans."
+    assert sets[tasks["kvasir"]["templates"]][0] == "an endoscopic image of {}."
+    assert sets[tasks["weather"]["templates"]][0] == "a photo of {} weather."
+    assert all(task.get("templates", "photo") != "photo" for task in tasks.values())
+
+
+def test_folders_of_a_download_are_read_by_their_own_names(folder):
+    suite = massmerge.Suite.load(make.write("ViT-B-32", 33, "paper", folder)[1])
+    assert suite.tasks["dogs"].head_label("n02085620-Chihuahua") == "Chihuahua"
+    assert suite.tasks["kvasir"].head_label("normal-z-line") == "normal z-line"
 
 
 def test_stl10_and_cifar10_share_their_labels(folder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,13 @@ MODELS = {
     "ViT-L-14": ("openai/clip-vit-large-patch14", "tanganke/clip-vit-large-patch14", "M20"),
 }
 COUNTS = (8, 14, 20, 33)
+# How names in data differ from those that people read.
+RULES: dict[str, Callable[[int, str], str]] = {
+    "underscores": lambda number, name: name.replace(" ", "_"),
+    "hyphens": lambda number, name: name.replace(" ", "-"),
+    "titled": lambda number, name: name.title().replace(" ", "_"),
+    "numbered": lambda number, name: f"{number:03}.{name.replace(' ', '_')}",
+}
 
 
 def chosen_tasks(model: str, count: int, experts: str, folder: Path = HERE) -> tuple[list[dict[str, Any]], list[str]]:
@@ -34,35 +42,52 @@ def _of_todays_data(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {**task, "classes": found} if found and task.get("grows") else task
 
 
-def recipe(model: str, tasks: list[dict[str, Any]], experts: str) -> dict[str, Any]:
+def _paper_names(task: dict[str, Any], folder: Path) -> list[str] | None:
+    """The classes in the words that the heads of the paper's experts were made of; none where those are the same."""
+    said = task.get("paper_names")
+    if said is None or isinstance(said, list):
+        return said
+    if said not in RULES:
+        return _lines(folder / "classes" / said)
+    classes = task["classes"] if isinstance(task["classes"], list) else _lines(folder / "classes" / task["classes"])
+    return [RULES[said](number, name) for number, name in enumerate(classes, 1)]
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def recipe(model: str, tasks: list[dict[str, Any]], experts: str, folder: Path = HERE) -> dict[str, Any]:
     """The recipe, in the paper's setting."""
     base, family, site = MODELS[model]
 
     def expert(task: dict[str, Any]) -> str:
         return f"crisostomi/{model}-{task['expert']}" if experts == "paper" else f"{family}_{task['tanganke']}"
 
+    def head(task: dict[str, Any]) -> dict[str, Any]:
+        templates, names = task.get("templates", "photo"), _paper_names(task, folder) if experts == "paper" else None
+        if names is None:
+            return {"head": {"classes": _classes(task), "templates": templates}}
+        return {"head": {"classes": names, "templates": templates}, "labels": _classes(task)}
+
     return {
         "base": base,
-        "tasks": [
-            {
-                "name": task["name"],
-                "expert": expert(task),
-                "head": {"classes": _classes(task), "templates": task.get("templates", "photo")},
-            }
-            for task in tasks
-        ],
+        "tasks": [{"name": task["name"], "expert": expert(task), **head(task)} for task in tasks],
         "merge": {"rank": "1/T"},
         "router": {"first_pass": "fixed", "site": site, "token": "cls", "top_k": 3},
         "shared_labels": shared_labels(tasks),
     }
 
 
-def suite(tasks: list[dict[str, Any]]) -> dict[str, Any]:
-    """The suite: hub datasets, or folders by class in data/."""
-    found = {}
+def suite(tasks: list[dict[str, Any]], folder: Path = HERE) -> dict[str, Any]:
+    """The suite: hub datasets, or folders by class in data/, which are named as in the download."""
+    found: dict[str, Any] = {}
     for task in tasks:
         if "dataset" not in task:
             found[task["name"]] = {"folder": f"data/{task['name']}/{{split}}"}
+            if names := _paper_names(task, folder):
+                labels = task["classes"] if isinstance(task["classes"], list) else _lines(folder / _classes(task))
+                found[task["name"]]["labels"] = dict(zip(names, labels, strict=True))
             continue
         said = {key: task[key] for key in ("dataset", "config", "split", "label", "transposed") if key in task}
         found[task["name"]] = {
@@ -92,7 +117,7 @@ def write(model: str, count: int, experts: str, folder: Path = HERE) -> list[Pat
     tasks, without = chosen_tasks(model, count, experts, folder)
     name = f"{model}-{count}" + ("" if experts == "paper" else f"-{experts}")
     paths = [folder / f"recipe-{name}.yaml", folder / f"suite-{name}.yaml"]
-    for path, data in zip(paths, (recipe(model, tasks, experts), suite(tasks)), strict=True):
+    for path, data in zip(paths, (recipe(model, tasks, experts, folder), suite(tasks, folder)), strict=True):
         path.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
     if without:
         sys.stderr.write(f"left out, for want of an expert: {', '.join(without)}\n")

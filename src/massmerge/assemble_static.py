@@ -30,12 +30,13 @@ def assemble_checkpoint(prepared: Prepared, work: MergeFolder, fingerprint: str)
     data = (read_bytes(merged[name]) if name in merged else base_bytes(prepared, name) for name in infos)
     write_stream(out / "model.safetensors", infos, data)
     copy_processor(prepared, out)
-    for task in prepared.recipe.tasks:
+    for task in prepared.recipe.tasks if not prepared.base.writes else ():
         (out / HEADS / task.name).mkdir(parents=True)
         copy_head(prepared, task, out / HEADS / task.name)
     options = prepared.recipe.merge.own()
     scale = {"scale": scale_of(prepared.plan.method, len(prepared.plan.tasks), options)} if "scale" in options else {}
-    _finish(prepared, out, fingerprint, sum(info.nbytes for info in infos.values()), scale)
+    needed = sum(info.nbytes for name, info in infos.items() if name not in prepared.base.output)
+    _finish(prepared, out, fingerprint, needed, scale)
 
 
 def assemble_checkpoints(prepared: Prepared, work: MergeFolder, fingerprint: str) -> None:
@@ -49,8 +50,9 @@ def assemble_checkpoints(prepared: Prepared, work: MergeFolder, fingerprint: str
         _write_restored(prepared, parts, task.name, folder / "model.safetensors")
         copy_processor(prepared, folder)
         copy_head(prepared, task, folder)
-    compressed = sum(info.nbytes for part in parts.values() for name, info in part.items() if name != "norm")
-    base = sum(prepared.base.info(name).nbytes for name in prepared.base.slots)
+    counted = [part for tensor, part in parts.items() if tensor.name not in prepared.base.output]
+    compressed = sum(info.nbytes for part in counted for name, info in part.items() if name != "norm")
+    base = sum(prepared.base.info(name).nbytes for name in prepared.base.slots if name not in prepared.base.output)
     _finish(prepared, out, fingerprint, base + compressed, {})
 
 
@@ -90,8 +92,10 @@ def _finish(prepared: Prepared, out: Path, fingerprint: str, needed: int, more: 
     """Recipe, card and manifest."""
     (out / "mass_recipe.yaml").write_text(prepared.recipe.dump(), encoding="utf-8")
     (out / "README.md").write_text(checkpoint_card(prepared), encoding="utf-8")
+    base = prepared.base
+    output = sum(base.info(name).nbytes for name in base.output if name in base.slots)
     about = {
-        "base": {"class": prepared.plan.base_class, "bytes": prepared.plan.sizes.base},
+        "base": {"class": prepared.plan.base_class, "bytes": prepared.plan.sizes.base - output},
         "tasks": [task.name for task in prepared.recipe.tasks],
         "needed_bytes": needed,
         **more,

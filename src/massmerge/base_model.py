@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from massmerge.bundle import FIXED, Bundle
 from massmerge.checkpoints import Base, find_source, narrow, open_base
 from massmerge.checkpoints.pretrained import model_class, pretrained_config, pretrained_model
-from massmerge.checkpoints.skeleton import Slot, build, from_matrix
+from massmerge.checkpoints.skeleton import Skeleton, Slot, build, from_matrix, with_own_output
 from massmerge.errors import InputError
 from massmerge.manifest import BASE_WEIGHTS
 from massmerge.routing import FirstPass
@@ -60,6 +60,10 @@ def _filled(base: Base, config: PretrainedConfig) -> PreTrainedModel:
     """A model of the base's class with the base's tensors."""
     with torch.random.fork_rng(devices=[]):  # first weights are drawn, and then all replaced
         model: PreTrainedModel = type(base.skeleton.model)(config).eval()
+    if (
+        base.skeleton.slots.keys() - Skeleton(model).slots.keys()
+    ):  # the class ties an output layer that the base does not
+        with_own_output(Skeleton(model))
     model.load_state_dict({name: base.read(name).float() for name in base.slots}, strict=False)
     return model
 

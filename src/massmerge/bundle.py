@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from torch import Tensor
 
-from massmerge.checkpoints.backbone import language_class
+from massmerge.checkpoints.backbone import auto_class, language_class
 from massmerge.checkpoints.pretrained import CONFIGS, pretrained_config, refuse_code
 from massmerge.durable import write_text
 from massmerge.errors import DamageError, InputError, listing
@@ -206,9 +206,10 @@ class Bundle:
         self.path = Path(path)
         self.manifest = read_manifest(self.path)
         if self.manifest.get("method") != "mass":
+            opener = auto_class(str(self.manifest.get("base", {}).get("class")))
             raise InputError(
                 f"{path}: a {self.manifest.get('method')} merge, which is an ordinary checkpoint and no bundle. "
-                f"Load it with transformers: AutoModel.from_pretrained({str(path)!r})."
+                f"Load it with transformers: {opener}.from_pretrained({str(path)!r})."
             )
         if check:
             self.refuse_damage(self.damage())

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import yaml
 
+from massmerge.checkpoints.backbone import auto_class
 from massmerge.prepare import Prepared
 
 _PAPER = "MASS: MoErging through Adaptive Subspace Selection (ICLR 2026)"
@@ -50,11 +51,12 @@ def checkpoint_card(prepared: Prepared) -> str:
     """The card of a static merge."""
     plan = prepared.plan
     apart = prepared.recipe.merge.keeps_tasks
-    what = (
-        f"One {plan.base_class} without a head for each task"
-        if apart
-        else f"One {plan.base_class} without a head, the tasks' heads in `heads/`"
-    )
+    opener = auto_class(plan.base_class)
+    what = f"One {plan.base_class}" + ("" if prepared.base.writes else " without a head")
+    if apart:
+        what += " for each task"
+    elif not prepared.base.writes:
+        what += ", the tasks' heads in `heads/`"
     return "\n".join(
         [
             _front_matter(prepared),
@@ -65,9 +67,9 @@ def checkpoint_card(prepared: Prepared) -> str:
             *(f"- {task.name}: `{task.source}`" for task in plan.tasks),
             "",
             "```python",
-            "from transformers import AutoModel",
+            f"from transformers import {opener}",
             "",
-            f'model = AutoModel.from_pretrained("{plan.tasks[0].name if apart else "."}")',
+            f'model = {opener}.from_pretrained("{plan.tasks[0].name if apart else "."}")',
             "```",
             "",
             "`mass_recipe.yaml` beside this file is what it was made from.",

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from massmerge.checkpoints.pretrained import in_words, pretrained_image_processor, pretrained_tokenizer
+from massmerge.checkpoints.sources import PROCESSOR_FILES
 from massmerge.errors import InputError
 
 MAX_PIXELS = 100_000_000
@@ -160,8 +161,8 @@ class InputReader:
 
     @property
     def has_processor(self) -> bool:
-        """Whether the bundle has a tokenizer or image processor."""
-        return self._folder.is_dir()
+        """Whether there is a tokenizer or image processor."""
+        return self._processor is not None or any((self._folder / name).is_file() for name in PROCESSOR_FILES)
 
     @property
     def processor(self) -> Any:
@@ -250,6 +251,18 @@ def _shortened(text: str, room: int, *, left: bool) -> str:
 def _padded(values: Tensor, length: int, fill: int, *, left: bool) -> Tensor:
     room = length - values.shape[0]
     return torch.nn.functional.pad(values, (room, 0) if left else (0, room), value=fill)
+
+
+def attempt(read: Callable[[Any], Row], item: Any, on_error: str) -> Row | InputError:
+    """An input as tensors; with `row`, the error where it cannot be read."""
+    try:
+        if isinstance(item, Exception):
+            raise item
+        return read(item)
+    except InputError as error:
+        if on_error == "raise":
+            raise
+        return error
 
 
 def positions(config: PretrainedConfig) -> int:

@@ -19,13 +19,11 @@ from massmerge.errors import InputError
 from massmerge.generation import Generator, TextStream
 from massmerge.heads.runtime import ShellHead, features
 from massmerge.inputs import CutRow, Row
-from massmerge.parallel import even_order, parts_of
 from massmerge.recipe import Unknown
 from massmerge.routed import Routed, milliseconds, several
 from massmerge.routing import FirstPass
 from massmerge.runtime import load_runtime, with_decoder_start
 from massmerge.subspace.segments import Segment, Segments
-from massmerge.subspace.updates import SetChanges
 from massmerge.trees import take_rows
 
 
@@ -196,6 +194,24 @@ class Model(Routed):
                 )
                 yield or_raised(answer, on_error)
 
+    def write(
+        self, prompts: Any, routings: Sequence[Routing], *, batch_size: int = 8, **options: Any
+    ) -> list[Generation]:
+        """Only the second half of `generate`: texts for prompts that have been routed already.
+
+        Args:
+            prompts: what to answer.
+            routings: for each prompt its selected set, and the weights where those count.
+            batch_size: how many prompts run at once.
+            options: as in `generate`.
+
+        Raises:
+            InputError: as `generate` does, or fewer routings than prompts.
+        """
+        generator = Generator(self._runtime, self.tasks, options)
+        batches = self._with_routings(prompts, routings, batch_size, generator.read)
+        return [text for rows, own in batches for text in self._written(generator, rows, own)]
+
     def generate_stream(self, prompt: Any, *, task: str | Sequence[str] | None = None, **options: Any) -> TextStream:
         """The answer to one prompt while it is written: iterate over the result; `task` and `routing` are known at once."""
         allowed = self._allowed(task)
@@ -234,13 +250,8 @@ class Model(Routed):
         named = {task for routing in routings for task in routing.selected}
         if named:
             self._refuse_headless(self._allowed(sorted(named)))
-        found: list[Prediction] = []
-        for rows in self._readable(several(inputs), batch_size):
-            own = list(routings[len(found) : len(found) + len(rows)])
-            if len(own) < len(rows):
-                raise InputError(f"more inputs than routings ({len(routings)}): each input needs its own.")
-            found += self._answer_routed(self._runtime.batch(rows), own, {}, top)
-        return found
+        batches = self._with_routings(inputs, routings, batch_size)
+        return [one for rows, own in batches for one in self._answer_routed(self._runtime.batch(rows), own, {}, top)]
 
     def embed(self, inputs: Any, *, task: str | Sequence[str] | None = None, batch_size: int = 32) -> Tensor:
         """Features (inputs, width) of the second pass."""
@@ -342,7 +353,7 @@ class Model(Routed):
         What heads do not read of it may be missing if it is for them alone.
         """
         runtime = self._runtime
-        groups = _evened(self._groups(routings), runtime.base.device)
+        groups = self._evened(self._groups(routings))
         order = [i for _, members in groups for i in members]
         stops = accumulate(len(members) for _, members in groups)
         parts = [
@@ -362,14 +373,18 @@ class Model(Routed):
     ) -> list[Generation]:
         """Texts for a batch of prompts, group by group of one selected set."""
         routings, timings = self._routings_of(self._runtime.batch(rows), allowed, "input", unknown)
-        found = [Generation(None, routing=routing) for routing in routings]
         began = time.perf_counter()
+        found = self._written(generator, rows, routings)
+        timings |= {"generation": milliseconds(began), "inputs": len(rows)}
+        return [replace(generation, timings=timings) for generation in found]
+
+    def _written(self, generator: Generator, rows: list[Row], routings: list[Routing]) -> list[Generation]:
+        found = [Generation(None, routing=routing) for routing in routings]
         for changes, members in self._groups(routings):
             written = generator([rows[i] for i in members], [routings[i] for i in members], changes)
             for i, generation in zip(members, written, strict=True):
                 found[i] = generation
-        timings |= {"generation": milliseconds(began), "inputs": len(rows)}
-        return [replace(generation, timings=timings) for generation in found]
+        return found
 
     def _heads(
         self, output: Any, order: Tensor, batch: dict[str, Tensor], routings: list[Routing], top: int
@@ -396,16 +411,6 @@ class Model(Routed):
 def _marked(answer: Any, row: Row) -> Any:
     """The answer, which says so where the end of its text was left out."""
     return replace(answer, truncated=True) if isinstance(row, CutRow) else answer
-
-
-def _evened(groups: list[tuple[SetChanges, list[int]]], device: torch.device) -> list[tuple[SetChanges, list[int]]]:
-    """Groups in an order that gives every core as much to do: rows go through a thin product for each task of their set.
-
-    To have a task's factors at hand takes as long as one row more does.
-    """
-    rows = [len(members) for _, members in groups]
-    costs = [len(changes.tasks) * (len(members) + 1) for changes, members in groups]
-    return [groups[i] for i in even_order(rows, costs, len(parts_of(sum(rows), device)))]
 
 
 def _reordered(batch: dict[str, Tensor], order: Tensor) -> dict[str, Tensor]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from massmerge.bundled import Bundled
 from massmerge.checkpoints import (
@@ -18,22 +17,20 @@ from massmerge.checkpoints import (
     is_adapter,
     narrow,
     open_base,
-    open_expert,
 )
 from massmerge.checkpoints.experts import task_skeleton
 from massmerge.checkpoints.open_clip import OpenClipStore
 from massmerge.checkpoints.pretrained import CONFIGS, refuse_code
 from massmerge.checkpoints.towers import has_towers, vision_tower
 from massmerge.errors import InputError, Problem, problems_error
-from massmerge.heads import HeadSource, find_base_head, find_head
+from massmerge.heads import HeadSource, find_base_head
 from massmerge.heads.text import TextTower
+from massmerge.opened_tasks import Attempts, all_write, open_tasks, with_outputs
 from massmerge.plan import Plan
 from massmerge.planning import plan_merge, touched_by
 from massmerge.recipe import Recipe, TaskRecipe, TextHead
 from massmerge.routing.sites import choose_sites, find_sites
 from massmerge.sourcefiles import SourceFiles
-
-_T = TypeVar("_T")
 
 
 @dataclass
@@ -98,7 +95,7 @@ def prepare(
         workers: how many tensors will be worked on at once.
         bundled: a bundle that gives the base and the tasks it names; sources of the other tasks alone are opened.
     """
-    attempt, tasks = _Attempts(), tasks_besides(recipe, bundled)
+    attempt, tasks = Attempts(), tasks_besides(recipe, bundled)
     files = bundled.files if bundled else SourceFiles()
 
     def find(who: str, text: str) -> Source:
@@ -116,7 +113,11 @@ def prepare(
     if bundled is None:
         base = _narrowed(base, [s for s in sources.values() if s is not None], image=tower is not None)
     given = [(task, source) for task in tasks if (source := sources[task.name]) is not None]
-    experts, heads = _open_tasks(given, base, folder, tower, attempt)
+    opened = open_tasks(given, base, folder, tower)
+    if recipe.merge.static and all_write(base, tasks, opened):
+        base, opened = with_outputs(base, opened, partial(open_tasks, given, folder=folder, tower=tower))
+    experts, heads = opened.experts, opened.heads
+    attempt.problems += opened.problems
     if bundled is not None:
         experts, heads = {**bundled.experts(), **experts}, {**bundled.heads(), **heads}
         attempt.problems += bundled.problems()
@@ -135,45 +136,12 @@ def prepare(
     return prepared
 
 
-class _Attempts:
-    """Does things one by one and collects what is wrong with them, so that people are told all of it at once."""
-
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
-
-    def __call__(self, where: str, action: Callable[[], _T]) -> _T | None:
-        try:
-            return action()
-        except InputError as error:
-            self.problems.append(Problem(where, str(error)))
-            return None
-
-
-def _open_tasks(
-    given: Iterable[tuple[TaskRecipe, Source]], base: Base, folder: Path, tower: TextTower | None, attempt: _Attempts
-) -> tuple[dict[str, Expert], dict[str, HeadSource]]:
-    """The experts of tasks whose sources were found, and their heads."""
-    experts: dict[str, Expert] = {}
-    heads: dict[str, HeadSource] = {}
-    for task, source in given:
-        where = f"task {task.name} ({task.expert})"
-        expert = attempt(where, partial(open_expert, source, base))
-        if expert is None:
-            continue
-        experts[task.name] = expert
-        attempt.problems += [Problem(where, text, "warning") for text in expert.warnings]
-        head = attempt(where, partial(find_head, task, expert, base, folder, tower))
-        if head is not None:
-            heads[task.name] = head
-    return experts, heads
-
-
 def _text_tower(
     recipe: Recipe,
     tasks: list[TaskRecipe],
     find: Callable[[str, str], Source],
     base: Base | None,
-    attempt: _Attempts,
+    attempt: Attempts,
 ) -> TextTower | None:
     """The base's text tower, if a head is made of texts; its tokenizer is the processor's, else the base's.
 

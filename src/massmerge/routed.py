@@ -18,7 +18,8 @@ from massmerge.answers import Routing
 from massmerge.checkpoints.backbone import language_class
 from massmerge.decision import Choice, Router, Votes, cast_votes, decide
 from massmerge.errors import InputError
-from massmerge.inputs import Row
+from massmerge.inputs import Row, attempt
+from massmerge.parallel import even_order, parts_of
 from massmerge.recipe import ProblemType, Unknown
 from massmerge.routing import FirstPass, Site
 from massmerge.runtime import Runtime
@@ -107,23 +108,27 @@ class Routed:
             raise InputError(f"on_error is 'raise' or 'row', not {on_error!r}.")
         items, read = iter(inputs), read or self._runtime.reader.row
         while chunk := list(islice(items, size)):
-            rows: list[Row | InputError] = []
-            for item in chunk:
-                try:
-                    if isinstance(item, Exception):
-                        raise item
-                    rows.append(read(item))
-                except InputError as error:
-                    if on_error == "raise":
-                        raise
-                    rows.append(error)
-            yield rows
+            yield [attempt(read, item, on_error) for item in chunk]
             self._runtime.refuse_damage()  # what was computed while a file changed is no answer
 
-    def _readable(self, inputs: Iterable[Any], size: int) -> Iterator[list[Row]]:
+    def _readable(
+        self, inputs: Iterable[Any], size: int, read: Callable[[Any], Row] | None = None
+    ) -> Iterator[list[Row]]:
         """Rows of tensors, in batches; an input that cannot be read is an error."""
-        for rows in self._batches(inputs, size, "raise"):
+        for rows in self._batches(inputs, size, "raise", read):
             yield [row for row in rows if not isinstance(row, InputError)]
+
+    def _with_routings(
+        self, inputs: Any, routings: Sequence[Routing], size: int, read: Callable[[Any], Row] | None = None
+    ) -> Iterator[tuple[list[Row], list[Routing]]]:
+        """Rows of tensors, in batches, each with the routings that were made for them."""
+        at = 0
+        for rows in self._readable(several(inputs), size, read):
+            own = list(routings[at : at + len(rows)])
+            if len(own) < len(rows):
+                raise InputError(f"more inputs than routings ({len(routings)}): each input needs its own.")
+            yield rows, own
+            at += len(rows)
 
     def _routings_of(
         self, batch: dict[str, Tensor], allowed: list[int], route: str, unknown: Unknown
@@ -174,6 +179,16 @@ class Routed:
             for key, found in sorted(members.items())
             if key[0]
         ]
+
+    def _evened(self, groups: list[tuple[SetChanges, list[int]]]) -> list[tuple[SetChanges, list[int]]]:
+        """Groups in an order that gives every core as much to do: rows go through a thin product for each task of their set.
+
+        To have a task's factors at hand takes as long as one row more does.
+        """
+        rows = [len(members) for _, members in groups]
+        costs = [len(changes.tasks) * (len(members) + 1) for changes, members in groups]
+        parts = len(parts_of(sum(rows), self._runtime.base.device))
+        return [groups[i] for i in even_order(rows, costs, parts)]
 
     def _changes(self, tasks: tuple[int, ...], routing: Routing, weighted: bool) -> SetChanges:
         if weighted and len(tasks) > 1:

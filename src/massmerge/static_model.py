@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,15 +17,18 @@ from massmerge.answers import Prediction
 from massmerge.assemble_static import HEADS
 from massmerge.base_model import ready_to_run
 from massmerge.bundle import find_damage, read_manifest
-from massmerge.checkpoints.pretrained import pretrained_model
+from massmerge.checkpoints.backbone import BACKBONE, auto_class
+from massmerge.checkpoints.pretrained import model_class, pretrained_model
 from massmerge.errors import InputError, listing
+from massmerge.heads.problem import read_problem
 from massmerge.heads.runtime import Head, load_head
 from massmerge.inputs import InputReader
 from massmerge.parallel import parts_of, run_parts
-from massmerge.recipe import Recipe
+from massmerge.recipe import ProblemType, Recipe
 from massmerge.routed import several
 from massmerge.tensorfile import read_header, read_tensor
 from massmerge.trees import join_rows, take_rows
+from massmerge.writing import Writing
 
 
 class OneBackbone(Answerer):
@@ -48,7 +52,7 @@ class OneBackbone(Answerer):
         return self.parts.base
 
     def predict(self, inputs: Any, *, task: str | None = None, top: int = 3, batch_size: int = 32) -> list[Prediction]:
-        """Answer inputs.
+        """Answer inputs with labels.
 
         Args:
             inputs: what a loaded bundle takes: text, pairs of texts, images, paths, ready tensors.
@@ -57,33 +61,61 @@ class OneBackbone(Answerer):
             batch_size: how many inputs run at once.
 
         Raises:
-            InputError: an unknown task, an input that cannot be read, or a method that must be told the task.
+            InputError: an unknown task, an input that cannot be read, a method that must be told the task, or tasks that
+                write.
         """
+        return list(self.stream(several(inputs), task=task, top=top, batch_size=batch_size))
+
+    def stream(
+        self,
+        inputs: Iterable[Any],
+        *,
+        task: str | None = None,
+        top: int = 3,
+        batch_size: int = 32,
+        on_error: Literal["raise", "row"] = "raise",
+    ) -> Iterator[Prediction]:
+        """As `predict`, one batch at a time; with `row`, what cannot be read has its error in its row."""
+        if self.writes:
+            raise InputError(f"{', '.join(self.tasks)}: no head, so there is no label to answer. Use `generate`.")
+        self._refuse_task(task)
+        allowed = self.tasks if task is None else task
+        for batch, errors in self.parts.readable(inputs, batch_size, on_error):
+            found: list[Prediction] = []
+            if batch:
+                chosen = [allowed] * errors.count(None)
+                found = self.parts.answers(self._forward(batch, task), batch, chosen, top=top)
+            answers = iter(found)
+            for error in errors:
+                yield next(answers) if error is None else Prediction(None, error=str(error))
+
+    def _refuse_task(self, task: str | None) -> None:
+        """Refuse a task that is not there, or that is not named though it must be."""
         if task is not None:
             self.refuse_unknown([task])
         elif self.needs_task:
             raise InputError("this method keeps a model for each task. Name the task of the inputs.")
-        allowed = self.tasks if task is None else task
-        predictions: list[Prediction] = []
-        for batch in self.parts.batches(several(inputs), batch_size):
-            count = len(next(iter(batch.values())))
-            predictions += self.parts.answers(self._forward(batch, task), batch, [allowed] * count, top=top)
-        return predictions
 
     def outcomes(
-        self, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32
+        self, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32, **options: Any
     ) -> list[tuple[Prediction, Prediction]]:
         """For each input the answer with the head unknown, and the answer with its task told, from one forward pass.
 
-        A method that must be told the task has no answer without it.
+        A method that must be told the task has no answer without it. Where tasks write, both are the same text, and the
+        `options` are those of transformers' `generate`.
         """
         pairs: list[tuple[Prediction, Prediction]] = [(Prediction(None), Prediction(None))] * len(inputs)
         groups = [[task] for task in dict.fromkeys(tasks)] if self.needs_task else [list(tasks)]
         for group in groups:
             places = [i for i, task in enumerate(tasks) if task in group]
-            found = self._pairs([inputs[i] for i in places], [tasks[i] for i in places], batch_size)
+            given, named = [inputs[i] for i in places], [tasks[i] for i in places]
+            found = (
+                self._text_outcomes(given, named, batch_size, options)
+                if self.writes
+                else self._pairs(given, named, batch_size)
+            )
             for place, pair in zip(places, found, strict=True):
-                pairs[place] = pair
+                pairs[place] = (Prediction(None), pair[1]) if self.needs_task else pair
         return pairs
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -117,14 +149,14 @@ class OneBackbone(Answerer):
         return join_rows(run_parts(run, parts_of(len(first), first.device)))
 
 
-class StaticModel(OneBackbone):
-    """What `mass merge` wrote with a static method.
+class StaticFolder:
+    """What `mass merge` wrote with a static method, not loaded.
 
     Args:
         path: the folder.
 
     Raises:
-        InputError: it is no static merge, is damaged, or a task has no head.
+        InputError: it is no static merge, or damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -136,29 +168,102 @@ class StaticModel(OneBackbone):
             raise InputError(f"{path}: damaged:{listing(faults)}\n  Merge again, or copy it again.")
         recipe = Recipe.load(self.path / "mass_recipe.yaml")
         self.method: str = manifest["method"]
+        self.tasks: list[str] = manifest["tasks"]
+        self.shared_labels = recipe.shared_labels
         self.needs_task = recipe.merge.keeps_tasks
-        super().__init__(self._open(recipe, manifest["tasks"]), manifest["needed_bytes"])
-        self._loaded: str | None = manifest["tasks"][0]
+        self.nbytes: int = manifest["needed_bytes"]
+        self.base_bytes: int = manifest["base"]["bytes"]
+        self._class: str = manifest["base"]["class"]
+        self.model = self.path / self.tasks[0] if self.needs_task else self.path
+        """The folder of the checkpoint; of several the first."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether its tasks answer with text."""
+        return auto_class(self._class) != BACKBONE
+
+    @property
+    def model_class(self) -> type[Any]:
+        """What opens the checkpoint."""
+        return model_class(self._class) if self.writes else AutoModel
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of heads and label names."""
+        files = [
+            f for task in self.tasks for part in ("head", "labels.json") for f in self._files(self.home(task) / part)
+        ]
+        return sum(file.stat().st_size for file in files)
+
+    @staticmethod
+    def _files(path: Path) -> list[Path]:
+        return [path] if path.is_file() else sorted(path.glob("*"))
+
+    @property
+    def problems(self) -> dict[str, ProblemType]:
+        """What the outputs of each task's head mean."""
+        return {task: read_problem(self.home(task) / "head", len(names)) for task, names in self.labels.items()}
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether it is an image model."""
+        return (self.model / "preprocessor_config.json").is_file()
+
+    def home(self, task: str) -> Path:
+        """The folder of a task's head and labels."""
+        return self.path / task if self.needs_task else self.path / HEADS / task
+
+    @cached_property
+    def labels(self) -> dict[str, tuple[str, ...]]:
+        """Label names of each task that has a head."""
+        files = {task: self.home(task) / "labels.json" for task in self.tasks}
+        return {t: tuple(json.loads(f.read_text(encoding="utf-8"))) for t, f in files.items() if f.is_file()}
+
+
+class StaticModel(OneBackbone):
+    """What `mass merge` wrote with a static method.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        InputError: it is no static merge, is damaged, or a task has no head.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        folder = StaticFolder(path)
+        self.path, self.method, self.needs_task = folder.path, folder.method, folder.needs_task
+        super().__init__(_open(folder), folder.nbytes)
+        self._loaded: str | None = folder.tasks[0]
 
     def _forward(self, batch: dict[str, Tensor], task: str | None) -> Any:
+        self._turn_to(task)
+        return super()._forward(batch, task)
+
+    def _generate(self, writing: Writing, task: str | None, batch: dict[str, Tensor]) -> list[list[int]]:
+        self._refuse_task(task)
+        self._turn_to(task)
+        return super()._generate(writing, task, batch)
+
+    def _turn_to(self, task: str | None) -> None:
+        """Give the model a task's own weights, where each task has some."""
         if self.needs_task and task is not None and task != self._loaded:
             self.load_weights(_weights(self.path / task))
             self._loaded = task
-        return super()._forward(batch, task)
 
-    def _open(self, recipe: Recipe, tasks: list[str]) -> Answering:
-        folder = self.path / tasks[0] if self.needs_task else self.path
-        model = pretrained_model(AutoModel, folder)
-        model = ready_to_run(model, set(read_header(folder / "model.safetensors")))
-        homes = {task: self.path / task if self.needs_task else self.path / HEADS / task for task in tasks}
-        found = {task: load_head(home / "head", model) for task, home in homes.items()}
-        heads: dict[str, Head] = {task: head for task, head in found.items() if head is not None}
-        without = [task for task in tasks if task not in heads]
-        if without:
-            raise InputError(f"{', '.join(without)}: no head, so there is no label to answer. Use AutoModel instead.")
-        labels = {task: tuple(json.loads((homes[task] / "labels.json").read_text(encoding="utf-8"))) for task in tasks}
-        reader = InputReader(folder, model.config, image=model.main_input_name == "pixel_values")
-        return Answering(model, labels, recipe.shared_labels, heads, reader)
+
+def _open(folder: StaticFolder) -> Answering:
+    model = pretrained_model(folder.model_class, folder.model)
+    model = ready_to_run(model, set(read_header(folder.model / "model.safetensors")))
+    reader = InputReader(folder.model, model.config, image=model.main_input_name == "pixel_values")
+    if folder.writes:
+        return Answering(model, dict.fromkeys(folder.tasks, ()), folder.shared_labels, {}, reader)
+    found = {task: load_head(folder.home(task) / "head", model) for task in folder.tasks}
+    heads: dict[str, Head] = {task: head for task, head in found.items() if head is not None}
+    without = [task for task in folder.tasks if task not in heads]
+    if without:
+        raise InputError(f"{', '.join(without)}: no head, so there is no label to answer. Use AutoModel instead.")
+    return Answering(model, folder.labels, folder.shared_labels, heads, reader)
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from transformers.models.auto import modeling_auto
 from massmerge.checkpoints.open_clip import CONFIG as OPEN_CLIP_CONFIG
 from massmerge.checkpoints.open_clip import OpenClipStore, open_clip_config
 from massmerge.checkpoints.pretrained import GENERATION_CONFIG, pretrained_config, refuse_code
-from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, Slot, build, untie_output
+from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, Slot, build, untie_output, with_own_output
 from massmerge.checkpoints.sources import Source
 from massmerge.checkpoints.stores import Store
 from massmerge.errors import InputError, listing
@@ -40,6 +40,9 @@ _TASK_CLASSES = (
 )
 
 
+BACKBONE = "AutoModel"
+
+
 @dataclass(frozen=True)
 class Base:
     """The pretrained backbone: its skeleton, and where each of its tensors is read."""
@@ -48,6 +51,8 @@ class Base:
     skeleton: Skeleton
     store: Store
     readings: dict[str, Reading]
+    output: tuple[str, ...] = ()
+    """Tensors of an output layer of its own, where the base is opened as the class that generates text."""
 
     def read(self, name: str) -> Tensor:
         """A tensor under its module name."""
@@ -62,6 +67,11 @@ class Base:
         """The tensors that the base really has."""
         return {name: slot for name, slot in self.skeleton.slots.items() if name in self.readings}
 
+    @property
+    def writes(self) -> bool:
+        """Whether it is opened as the class that generates text, output layer included."""
+        return self.skeleton.class_name == language_class(self.skeleton.config)
+
 
 @dataclass(frozen=True)
 class Split:
@@ -71,6 +81,8 @@ class Split:
     head: tuple[str, ...]
     extra: tuple[str, ...]
     """Tensors inside the backbone that the base's class does not have: an expert with more layers, say."""
+    tied: dict[str, str]
+    """Names in the base of tensors that are one with another in the task's model, to that model's name of them."""
 
 
 def language_class(config: PretrainedConfig) -> str | None:
@@ -85,6 +97,15 @@ def language_class(config: PretrainedConfig) -> str | None:
         names = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     name = names.get(kind)
     return name if isinstance(name, str) else None
+
+
+def auto_class(class_name: str) -> str:
+    """The class of transformers that opens a checkpoint of this model class: one that generates, or the plain backbone."""
+    named = {
+        "AutoModelForSeq2SeqLM": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        "AutoModelForCausalLM": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    }
+    return next((auto for auto, classes in named.items() if class_name in classes.values()), BACKBONE)
 
 
 def load_config(source: Source) -> PretrainedConfig:
@@ -119,6 +140,21 @@ def open_base(source: Source) -> Base:
             f"{source.text}: a {skeleton.class_name} has tensors that its weights lack:{listing(absent, 200)}"
         )
     return Base(source, skeleton, store, match.readings)
+
+
+def with_output(base: Base, *, own: bool) -> Base:
+    """A base that generates, as the class that writes: with the layer that turns features into words.
+
+    Args:
+        base: the backbone alone.
+        own: whether an expert has an output layer of its own, so that the base's must not stay tied to its embeddings.
+    """
+    skeleton = untie_output(build(base.skeleton.config, language_class(base.skeleton.config)), base.store.infos)
+    found, before = skeleton.match(base.store.infos).readings, skeleton.canonical
+    if own:
+        skeleton = with_own_output(skeleton)
+    readings = {name: found[before[name]] for name in skeleton.slots if before[name] in found}
+    return Base(base.source, skeleton, base.store, readings, split(skeleton, base.skeleton).head)
 
 
 def in_block(name: str) -> bool:
@@ -173,16 +209,18 @@ def split(expert: Skeleton, base: Skeleton) -> Split:
     backbone: dict[str, str] = {}
     head: list[str] = []
     extra: list[str] = []
+    tied: dict[str, str] = {}
     for slot in expert.slots.values():
         names = [around + n.removeprefix(prefix) for n in (slot.name, *slot.aliases) if n.startswith(prefix)]
-        inside = next((base.canonical[n] for n in names if n in base.canonical), None)
-        if inside is not None:
-            backbone[slot.name] = inside
+        inside = list(dict.fromkeys(base.canonical[n] for n in names if n in base.canonical))
+        if inside:
+            backbone[slot.name] = inside[0]
+            tied |= dict.fromkeys(inside[1:], slot.name)
         elif any(name.partition(".")[0] in children for name in names):
             extra.append(slot.name)
         else:
             head.append(slot.name)
-    return Split(backbone, tuple(head), tuple(extra))
+    return Split(backbone, tuple(head), tuple(extra), tied)
 
 
 def config_differences(expert: PretrainedConfig, base: PretrainedConfig) -> list[str]:

@@ -144,6 +144,7 @@ def open_full_expert(source: Source, base: Base) -> FullExpert:
     parts = split(skeleton, base.skeleton)
     _refuse_differences(skeleton, match, parts, base)
     readings = {parts.backbone[name]: r for name, r in match.readings.items() if name in parts.backbone}
+    readings |= {ours: match.readings[name] for ours, name in parts.tied.items() if name in match.readings}
     head = {name: match.readings[name] for name in parts.head}
     differences = config_differences(_backbone_config(skeleton, base), base.skeleton.config)
     warnings = [f"its configuration differs from the base's:{listing(differences)}"] if differences else []

@@ -202,10 +202,8 @@ def untie_output(skeleton: Skeleton, infos: Mapping[str, TensorInfo]) -> Skeleto
 
     `from_pretrained` decides so too: T5 version 1.1 and FLAN-T5 have such a layer, though their class ties the two.
     """
-    output = skeleton.model.get_output_embeddings()
-    path = next((p for p, module in skeleton.model.named_modules() if module is output), None)
-    slot = skeleton.slots.get(skeleton.canonical.get(f"{path}.weight", ""))
-    if output is None or slot is None or not slot.aliases:
+    path, slot = _tied_output(skeleton)
+    if slot is None:
         return skeleton
     held = {target: infos[key] for key, (target, _) in skeleton.rename(infos).items()}
     own = held.pop(f"{path}.weight", None)
@@ -213,8 +211,24 @@ def untie_output(skeleton: Skeleton, infos: Mapping[str, TensorInfo]) -> Skeleto
     # A pickle of tied weights names the same bytes twice.
     if own is None or not rest or any(own.shares_bytes(other) for other in rest):
         return skeleton
+    return with_own_output(skeleton)
+
+
+def with_own_output(skeleton: Skeleton) -> Skeleton:
+    """The skeleton with an output layer that is not tied to its embeddings."""
+    if _tied_output(skeleton)[1] is None:
+        return skeleton
+    output = skeleton.model.get_output_embeddings()
     output.weight = nn.Parameter(torch.empty_like(output.weight))
     return Skeleton(skeleton.model)
+
+
+def _tied_output(skeleton: Skeleton) -> tuple[str | None, Slot | None]:
+    """Path and tensor of the output layer, if it is tied to the embeddings."""
+    output = skeleton.model.get_output_embeddings()
+    path = next((p for p, module in skeleton.model.named_modules() if module is output), None)
+    slot = skeleton.slots.get(skeleton.canonical.get(f"{path}.weight", ""))
+    return (path, slot) if output is not None and slot is not None and slot.aliases else (None, None)
 
 
 def _convert(reading: Reading, tensors: list[Tensor], config: PretrainedConfig) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""`mass eval`: how good a bundle is, on a suite of labelled data."""
+"""`mass eval`: how good a bundle or a static merge is, on a suite of labelled data."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def eval_(
     route: Any, batch_size: int, limits: tuple[str, ...], cache: str, oracle: bool, experts: bool, folder: str | None,
     report: str | None, dry_run: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
-    """Measure BUNDLE on the labelled data that SUITE names.
+    """Measure BUNDLE, or what a static method merged, on the labelled data that SUITE names.
 
     Inputs of all tasks are shuffled into one stream without task names; an answer is right when task and label both are.
     """
@@ -114,15 +114,20 @@ def _warn(found: Evaluation) -> None:
 def describe(found: Evaluation) -> str:
     """An evaluation for the terminal."""
     parts = [click.style(title_of(found), bold=True), _text(task_table(found)), _text(mean_table(found))]
-    wrong = mistakes(found)
-    if not wrong:
-        parts.append("every row was routed to its own task")
-    elif len(found.tasks) <= _WIDEST_MATRIX:
-        parts.append(_text(confusion_table(found)))
-    else:
-        parts.append("most frequent mistakes of routing\n" + "\n".join(f"  {line}" for line in wrong))
+    if found.routes:
+        parts.append(_routing(found))
     parts.append("\n".join(f"{name}: {words}" for name, words in facts(found)))
     return "\n\n".join(parts)
+
+
+def _routing(found: Evaluation) -> str:
+    """Where rows were routed."""
+    wrong = mistakes(found)
+    if not wrong:
+        return "every row was routed to its own task"
+    if len(found.tasks) <= _WIDEST_MATRIX:
+        return _text(confusion_table(found))
+    return "most frequent mistakes of routing\n" + "\n".join(f"  {line}" for line in wrong)
 
 
 def _text(shown: Table) -> str:

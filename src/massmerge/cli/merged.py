@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from massmerge.assemble_static import HEADS
 from massmerge.bundle import Bundle, read_manifest
+from massmerge.checkpoints.backbone import auto_class
 from massmerge.cli.common import BarProgress, print_json, print_problems, seconds, size
 from massmerge.cli.plan import describe
 from massmerge.errors import InputError, MassError
@@ -87,7 +87,8 @@ def _sentence(out: str, summary: dict[str, object]) -> str:
     done = f"{out}: {size(float(str(summary['bytes'])))} in {seconds(float(str(summary['seconds'])))}"
     if summary["method"] == "mass":
         return f"{done}, {summary['ratio']} times the base without heads. Next: mass inspect {out}"
-    if (Path(out) / HEADS).is_dir():
-        return f"{done}. Next: AutoModel.from_pretrained({out!r})"
+    opener = auto_class(read_manifest(Path(out))["base"]["class"])
+    if (Path(out) / "config.json").is_file():
+        return f"{done}. Next: {opener}.from_pretrained({out!r})"
     needed = size(float(str(summary["needed_bytes"])))
-    return f"{done}; compressed it is {needed}, the base included. Next: AutoModel.from_pretrained('{out}/TASK')"
+    return f"{done}; compressed it is {needed}, the base included. Next: {opener}.from_pretrained('{out}/TASK')"

@@ -19,6 +19,7 @@ from massmerge.evaluation.suite import DEFAULT_SPLIT, Suite
 from massmerge.evaluation.summary import write_evaluation
 from massmerge.model import Model, load
 from massmerge.recipe import Unknown
+from massmerge.static_model import StaticFolder, StaticModel
 
 
 def evaluate(
@@ -41,13 +42,14 @@ def evaluate(
     report: str | Path | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
-    """Measure a bundle on the labelled data of a suite.
+    """Measure a bundle, or a static merge, on the labelled data of a suite.
 
     The rows of all tasks are shuffled into one stream that carries no task names. An answer is right when task and label
     both are. A row that cannot be read counts as wrong.
 
     Args:
-        bundle: a bundle's folder, or a loaded model (then there are no sizes, and no experts).
+        bundle: a bundle's folder, or a loaded model (then there are no sizes, and no experts); or what `merge` wrote with a
+            static method, which routes nothing: the head with the largest logit answers.
         suite: a suite's path, or a `Suite`.
         folder: what the suite's relative paths start from; its own folder if a path is given.
         tasks: measure these tasks of the suite only; inputs may still be routed to any task of the bundle.
@@ -75,8 +77,14 @@ def evaluate(
         raise InputError("prompts are routed one by one: route is 'input' for bundles that write their answers.")
     if report is not None:
         require_matplotlib()
+    if ready.static is not None:
+        _refuse_routing(ready.static, {"router": router, "unknown": unknown}, route, oracle=oracle)
     opened = _open_experts(ready, expert_folder) if experts else None
-    model = load(bundle, router=router, cache=cache, check=True) if isinstance(bundle, str | Path) else bundle
+    model: Model | StaticModel
+    if ready.static is not None:
+        model = StaticModel(ready.static.path)
+    else:
+        model = load(bundle, router=router, cache=cache, check=True) if isinstance(bundle, str | Path) else bundle
     for data in progress(ready.data.values(), "reading", len(ready.data)):
         data.read_inputs()
     limits = unknown.model_dump() if isinstance(unknown, Unknown) else unknown
@@ -90,7 +98,8 @@ def evaluate(
         run_experts(opened, ready, rows, batch_size=batch_size, keep=keep, progress=progress)
     options = {
         "split": split or DEFAULT_SPLIT, "limit": limit, "seed": seed, "route": route, "batch_size": batch_size,
-        "router": router or (ready.bundle.router_kind if ready.bundle else None), "voters": list(model.voters),
+        "router": router or (ready.bundle.router_kind if ready.bundle else None),
+        **({"method": model.method} if isinstance(model, StaticModel) else {"voters": list(model.voters)}),
         "unknown": limits, "oracle": oracle, "experts": experts, "shared_labels": ready.shared,
     }  # fmt: skip
     name = str(bundle) if isinstance(bundle, str | Path) else "a loaded model"
@@ -100,7 +109,25 @@ def evaluate(
     return found
 
 
+def _refuse_routing(static: StaticFolder, options: dict[str, object], route: str, *, oracle: bool) -> None:
+    """Refuse what only a bundle can do."""
+    asked = [name for name, value in options.items() if value] + (["route"] if route != "input" else [])
+    if asked:
+        raise InputError(
+            f"{static.path}: merged by {static.method}, which routes nothing. Leave {', '.join(asked)} out; bundles have it."
+        )
+    if static.needs_task and not oracle:
+        raise InputError(
+            f"{static.path}: {static.method} must be told the task. Measure it with the task given (--oracle)."
+        )
+
+
 def _open_experts(ready: Prepared, folder: str | Path | None) -> Experts:
+    if ready.static is not None:
+        raise InputError(
+            f"{ready.static.path}: the experts are measured beside a bundle. `mass study methods` has both in one table; or "
+            "give each task a `reference` in the suite."
+        )
     if ready.bundle is None:
         raise InputError("the experts of a loaded model are not known. Give the bundle's folder instead.")
     return open_experts(ready.bundle, Path(folder or "."))
@@ -130,12 +157,28 @@ def collect(
     sizes = None
     if ready.bundle is not None:
         sizes = Sizes(ready.bundle.counted_bytes, ready.bundle.head_bytes, ready.bundle.base_bytes)
+    elif ready.static is not None:
+        sizes = Sizes(ready.static.nbytes, ready.static.head_bytes, ready.static.base_bytes)
     return Evaluation(
         ready.suite.name or "suite", name, options, results, mean_figures(scored),
         count_routes(rows, list(ready.data), ready.tasks), count_sets(rows), timings, sizes,
-        (*ready.notes, *_notes(results, ready.suite, options)), datetime.now(UTC).isoformat(timespec="seconds"),
+        (*ready.notes, *_static_notes(ready), *_notes(results, ready.suite, options)),
+        datetime.now(UTC).isoformat(timespec="seconds"),
         tuple(rows), {task: [data.row_name(i) for i in range(len(data))] for task, data in ready.data.items()},
     )  # fmt: skip
+
+
+def _static_notes(ready: Prepared) -> Iterator[str]:
+    """What the figures of a static merge mean."""
+    if ready.static is None:
+        return
+    method = ready.static.method
+    if ready.static.needs_task:
+        yield f"{method} keeps a model for each task and must be told which: only figures with the task known are its own."
+    elif ready.writes:
+        yield f"{method} writes one text for each prompt and names no task: a text is right whatever task it was for."
+    else:
+        yield f"{method} routes nothing: an input counts as routed to the task whose head has the largest logit."
 
 
 def _notes(results: tuple[TaskResult, ...], suite: Suite, options: dict[str, Any]) -> Iterator[str]:

@@ -23,13 +23,13 @@ from massmerge.durable import write_text
 from massmerge.errors import InputError, problems_error
 from massmerge.evaluation.data import TaskData
 from massmerge.evaluation.metrics import Given, given_of, written
-from massmerge.generation import checked_options, new_tokens
 from massmerge.heads.language import dense_language_model
 from massmerge.heads.runtime import ShellHead, load_head
 from massmerge.inputs import InputReader, Row
 from massmerge.prepare import Prepared, prepare
 from massmerge.recipe import AnswerOptions
 from massmerge.runtime import with_decoder_start
+from massmerge.writing import Writing
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,6 @@ def _measure(opened: Experts, data: TaskData, batch_size: int, places: Iterable[
     return answers
 
 
-@torch.inference_mode()
 def _measure_texts(
     options: dict[str, Any], opened: Experts, data: TaskData, batch_size: int, places: Iterable[int]
 ) -> list[Given]:
@@ -140,15 +139,12 @@ def _measure_texts(
     bundle = opened.bundle
     base = dense_expert(opened, data.task)
     model, defaults = dense_language_model(bundle.path, base, data.task)
-    config = checked_options(defaults, options, base.config)
-    encodes = bool(getattr(base.config, "is_encoder_decoder", False))
     reader = InputReader(bundle.path / "processor", base.config, image=False)
+    writing = Writing(reader, base.config, defaults, options)
     answers = [Given()] * len(data)
-    for chosen, batch in _batches(reader, data, batch_size, places, left=not encodes):
-        prompts = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        tokens = new_tokens(model.generate(**prompts, generation_config=config), prompts, config, encodes=encodes)
-        texts = reader.processor.batch_decode(tokens[:: len(tokens) // len(chosen)], skip_special_tokens=True)
-        for place, text in zip(chosen, texts, strict=True):
+    for chosen, batch in _batches(writing, data, batch_size, places):
+        tokens = writing.generate(model, batch)
+        for place, text in zip(chosen, writing.decode(tokens[:: len(tokens) // len(chosen)]), strict=True):
             answers[place] = written(data.task, text)
     return answers
 
@@ -170,22 +166,23 @@ def dense_expert(opened: Experts, task: str) -> PreTrainedModel:
 
 
 def _batches(
-    reader: InputReader, data: TaskData, size: int, places: Iterable[int], *, left: bool = False
+    reader: InputReader | Writing, data: TaskData, size: int, places: Iterable[int]
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
     """Batches of rows that can be read; the stream tells of the others."""
     chosen: list[int] = []
     rows: list[Row] = []
+    read = reader.read if isinstance(reader, Writing) else reader.row
     for place in places:
         item = data.inputs[place]
         try:
             if isinstance(item, Exception):
                 continue
-            rows.append(reader.row(item))
+            rows.append(read(item))
         except InputError:
             continue
         chosen.append(place)
         if len(rows) == size:
-            yield chosen, reader.batch(rows, left=left)
+            yield chosen, reader.batch(rows)
             chosen, rows = [], []
     if rows:
-        yield chosen, reader.batch(rows, left=left)
+        yield chosen, reader.batch(rows)

@@ -190,7 +190,8 @@ def _spearman_statistic(task: str, truths: Sequence[str], given: Sequence[Given]
     An accuracy is the same product. A row that went elsewhere has no value to be ranked, and must not be left out for free.
     """
     truth = np.array([float(label) for label in truths])
-    values = np.array([g.score if g.task == task and g.score is not None else math.nan for g in given], dtype=float)
+    own = [g.score is not None and g.task in (task, None) for g in given]  # what routes nothing names no task
+    values = np.array([g.score if mine else math.nan for g, mine in zip(given, own, strict=True)], dtype=float)
 
     def figure(rows: Rows) -> float:
         answered = ~np.isnan(values[rows])

@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from massmerge.bundle import Bundle
+from massmerge.bundle import Bundle, read_manifest
 from massmerge.errors import InputError
 from massmerge.evaluation.data import TaskData, read_suite
 from massmerge.evaluation.metrics import plain_text
 from massmerge.evaluation.suite import Suite, suite_and_folder
-from massmerge.model import Model
+from massmerge.recipe import ProblemType
+from massmerge.static_model import StaticFolder
+
+
+class Measurable(Protocol):
+    """What a suite is compared with: a loaded model, or something that tells as much of one."""
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the tasks."""
+        ...
+
+    @property
+    def labels(self) -> Mapping[str, tuple[str, ...]]:
+        """Label names of each task that has a head."""
+        ...
+
+    @property
+    def problems(self) -> Mapping[str, ProblemType | None]:
+        """What the outputs of each task's head mean."""
+        ...
+
+    @property
+    def shared_labels(self) -> list[list[str]]:
+        """Groups of `task/label` that mean the same thing."""
+        ...
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether inputs are images."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -22,13 +53,15 @@ class Prepared:
     bundle: Bundle | None
     tasks: list[str]
     """Of the bundle."""
-    labels: dict[str, tuple[str, ...]]
+    labels: Mapping[str, tuple[str, ...]]
     shared: list[list[str]]
     """Groups of labels of several of the bundle's tasks that mean the same, of its recipe and of the suite."""
     data: dict[str, TaskData]
     notes: list[str]
     writes: bool = False
     """Whether the bundle answers with text."""
+    static: StaticFolder | None = None
+    """What is measured, where that is a static merge and no bundle."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -37,7 +70,7 @@ class Prepared:
 
 
 def prepare_evaluation(
-    bundle: str | Path | Model,
+    bundle: str | Path | Measurable,
     suite: str | Path | Suite,
     *,
     folder: str | Path | None = None,
@@ -52,14 +85,17 @@ def prepare_evaluation(
     if seed < 0:
         raise InputError("seed must be at least 0.")
     given, start = suite_and_folder(suite, folder)
+    opened = static = None
+    if isinstance(bundle, str | Path) and read_manifest(Path(bundle)).get("method") != "mass":
+        bundle = static = StaticFolder(bundle)
     if isinstance(bundle, str | Path):
         opened = Bundle(bundle, check=False)
         names = [task.name for task in opened.tasks]
-        labels = {task.name: task.labels for task in opened.tasks if task.labels is not None}
+        labels: Mapping[str, tuple[str, ...]] = {t.name: t.labels for t in opened.tasks if t.labels is not None}
         problems = {task.name: task.problem_type for task in opened.tasks}
         image, declared, writes = opened.takes_images, opened.recipe.shared_labels, opened.writes
     else:
-        opened, names, labels = None, bundle.tasks, bundle.labels
+        names, labels = bundle.tasks, bundle.labels
         image, declared, problems = bundle.takes_images, bundle.shared_labels, {**bundle.problems}
         writes = getattr(bundle, "writes", False)  # what only predicts never writes
     groups = [*declared, *_checked_groups(given, labels)]
@@ -73,7 +109,7 @@ def prepare_evaluation(
     unmeasured = [name for name in names if name not in data]
     if unmeasured:
         notes.append(f"not measured, though inputs may be routed there: {', '.join(unmeasured)}.")
-    return Prepared(chosen, opened, names, labels, shared, data, notes, writes)
+    return Prepared(chosen, opened, names, labels, shared, data, notes, writes, static)
 
 
 def _plain_label(name: str) -> str:
@@ -82,7 +118,7 @@ def _plain_label(name: str) -> str:
     return f"{task}/{plain_text(label)}"
 
 
-def _checked_groups(suite: Suite, labels: dict[str, tuple[str, ...]]) -> list[list[str]]:
+def _checked_groups(suite: Suite, labels: Mapping[str, tuple[str, ...]]) -> list[list[str]]:
     """The suite's shared labels; a label that its task does not have is a mistake that would cost points in silence."""
     wrong = []
     for name in (name for group in suite.shared_labels for name in group):

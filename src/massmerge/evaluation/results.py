@@ -138,6 +138,11 @@ class Evaluation:
         return [(self.names[r.task][r.place], r.error) for r in self.results if r.error is not None]
 
     @property
+    def routes(self) -> bool:
+        """Whether answers name tasks; a static merge's texts do not."""
+        return "method" not in self.options or any(row.selected for row in self.results)
+
+    @property
     def shares_labels(self) -> bool:
         """Whether the shared figures differ in kind from the strict ones."""
         return bool(self.options.get("shared_labels"))

@@ -15,6 +15,7 @@ from massmerge.evaluation.metrics import given_of, written
 from massmerge.evaluation.prepared import Prepared
 from massmerge.evaluation.results import RowResult
 from massmerge.model import Model
+from massmerge.static_model import StaticModel
 
 _WINDOW = 16  # batches
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]
@@ -27,7 +28,7 @@ def silent(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
 
 
 def run_stream(
-    model: Model,
+    model: Model | StaticModel,
     ready: Prepared,
     *,
     seed: int,
@@ -61,11 +62,24 @@ def run_stream(
 
 
 def _answers(
-    model: Model, ready: Prepared, items: Iterable[Any], *, route: Literal["input", "batch"] = "input", **options: Any
+    model: Model | StaticModel,
+    ready: Prepared,
+    items: Iterable[Any],
+    *,
+    batch_size: int,
+    task: str | None = None,
+    route: Literal["input", "batch"] = "input",
+    unknown: dict[str, float] | None = None,
 ) -> Iterator[Prediction]:
     """Answers to inputs: labels, or texts where the bundle writes."""
+    options: dict[str, Any] = {"task": task, "batch_size": batch_size}
+    if not isinstance(model, StaticModel):
+        options |= {"unknown": unknown} if ready.writes else {"unknown": unknown, "route": route}
+    elif model.needs_task and task is None:
+        yield from (Prediction(None, error=str(item) if isinstance(item, Exception) else None) for item in items)
+        return
     if not ready.writes:
-        yield from model.stream(items, route=route, top=1, on_error="row", **options)
+        yield from model.stream(items, top=1, on_error="row", **options)
         return
     for one in model.generate_many(items, on_error="row", **options, **ready.suite.generate):
         given = written(one.task, one.text)
@@ -87,13 +101,14 @@ def _like_lengths(order: list[tuple[str, int]], ready: Prepared, window: int) ->
 def _row(ready: Prepared, task: str, place: int, answer: Prediction) -> RowResult:
     routing = answer.routing
     residuals = array("f", [routing.residuals[t] for t in ready.tasks] if routing and routing.residuals else [])
-    selected = tuple(routing.selected) if routing else ()
+    # A static merge routes nothing: the head that answers is whose task it found.
+    selected = tuple(routing.selected) if routing else tuple([answer.task] if answer.task else [])
     label = ready.data[task].labels[place]
     return RowResult(task, place, label, given_of(answer), selected, residuals, answer.error)
 
 
 def run_known(
-    model: Model, ready: Prepared, rows: list[RowResult], *, batch_size: int, progress: Progress = silent
+    model: Model | StaticModel, ready: Prepared, rows: list[RowResult], *, batch_size: int, progress: Progress = silent
 ) -> None:
     """Answer the rows with their task given.
 

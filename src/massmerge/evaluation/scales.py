@@ -6,13 +6,14 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from massmerge.errors import InputError, problems_error
 from massmerge.evaluation.data import TaskData, read_suite
-from massmerge.evaluation.metrics import Given, given_of, statistic
+from massmerge.evaluation.metrics import Given, given_of, statistic, written
 from massmerge.evaluation.run import Progress, silent
 from massmerge.evaluation.suite import VALIDATION, Suite, suite_and_folder
 from massmerge.merging import merge
@@ -77,7 +78,8 @@ def choose_scale(
     def figure(scale: float) -> float:
         model.load_weights(rescale(scale))
         return mean_figure(
-            given, {task: (rows.labels, _told_answers(model, task, rows)) for task, rows in data.items()}
+            given,
+            {task: (rows.labels, _told_answers(model, task, rows, given.generate)) for task, rows in data.items()},
         )
 
     choice = best_scale(grid, figure, progress)
@@ -141,7 +143,8 @@ def _validation_rows(
         raise InputError(f"the suite has none of the recipe's tasks; it has {', '.join(given.tasks)}.")
     chosen = given.only(both).fitting({task: head.problem_type for task, head in prepared.heads.items()})
     chosen.refuse_measured_rows(None)
-    labels = {task: head.labels for task, head in prepared.heads.items() if head.labels is not None}
+    writes = prepared.base.writes
+    labels = {task: head.labels for task, head in prepared.heads.items() if writes or head.labels is not None}
     image = prepared.base.skeleton.model.main_input_name == "pixel_values"
     return chosen, read_suite(chosen, start, labels, image=image, split=VALIDATION, limit=limit, seed=seed)
 
@@ -156,11 +159,16 @@ def mean_figure(suite: Suite, answers: Mapping[str, tuple[Sequence[str], Sequenc
     return float(np.mean(found))
 
 
-def _told_answers(model: StaticModel, task: str, rows: TaskData) -> list[Given]:
-    """What a task's own head says to its rows; nothing to those that cannot be read."""
+def _told_answers(model: StaticModel, task: str, rows: TaskData, generate: dict[str, Any]) -> list[Given]:
+    """What a task's own head says to its rows, or what is written; nothing to those that cannot be read."""
     readable = [i for i in range(len(rows)) if not isinstance(rows.inputs[i], Exception)]
     order = sorted(readable, key=rows.inputs.size)
     given: list[Given] = [Given()] * len(rows)
-    for place, answer in zip(order, model.predict([rows.inputs[i] for i in order], task=task, top=1), strict=True):
+    inputs = [rows.inputs[i] for i in order]
+    if model.writes:
+        for place, text in zip(order, model.generate(inputs, task=task, **generate), strict=True):
+            given[place] = written(None, text.text)
+        return given
+    for place, answer in zip(order, model.predict(inputs, task=task, top=1), strict=True):
         given[place] = given_of(answer)
     return given

@@ -56,7 +56,8 @@ def task_table(found: Evaluation) -> Table:
         columns.insert(2, ("metric", lambda t: t.metric))
     if found.shares_labels:
         columns.append(("shared", lambda t: percent(t.shared.value)))
-    columns.append(("routing", lambda t: percent(t.routing.value)))
+    if found.routes:
+        columns.append(("routing", lambda t: percent(t.routing.value)))
     if any(task.known for task in found.tasks):
         columns.append(("task known", lambda t: percent(t.known and t.known.value)))
     if any(task.reference is not None for task in found.tasks):
@@ -74,7 +75,7 @@ def mean_table(found: Evaluation) -> Table:
     words = {
         "strict": f"{metric}, strict" if found.shares_labels else metric,
         "shared": f"{metric}, shared labels" if found.shares_labels else "",
-        "routing": "routing",
+        "routing": "routing" if found.routes else "",
         "in_set": "own task in the selected set" if max(found.set_sizes, default=1) > 1 else "",
         "known": f"{metric} with the task known",
         "reference": f"{metric} of the experts",
@@ -121,19 +122,20 @@ def facts(found: Evaluation) -> Iterator[tuple[str, str]]:
         for size, n in found.set_sizes.items()
         if size
     ]
-    yield "selected sets", ", ".join(sizes) or "none"
     abstained, failed = sum(t.abstained for t in found.tasks), sum(t.failed for t in found.tasks)
-    yield "abstained", f"{abstained:,} of {total:,} rows"
+    if found.routes:
+        yield "selected sets", ", ".join(sizes) or "none"
+        yield "abstained", f"{abstained:,} of {total:,} rows"
     yield "could not be read", f"{failed:,} of {total:,} rows, counted as wrong"
     steps = [f"{name} {ms:.1f} ms" for name, ms in found.timings.items() if name != "all"]
     if steps:
         everything = found.timings["all"]
         yield "time an input", ", ".join(steps) + f"; with reading and preparing it {everything:.1f} ms"
     if found.sizes is not None:
-        sizes_of = found.sizes
+        sizes_of, kind = found.sizes, "merge" if "method" in found.options else "bundle"
         yield (
             "bytes",
-            f"bundle {sizes_of.bundle / 1e6:.1f} MB, {sizes_of.ratio:.2f} times the base ({sizes_of.base / 1e6:.1f} MB); "
+            f"{kind} {sizes_of.bundle / 1e6:.1f} MB, {sizes_of.ratio:.2f} times the base ({sizes_of.base / 1e6:.1f} MB); "
             f"heads {sizes_of.heads / 1e6:.2f} MB more",
         )
 
@@ -164,7 +166,8 @@ def report_parts(found: Evaluation) -> list[Part]:
     numbers = [(_with_deviation(found, "strict"), f"{metric}, mean over the tasks")]
     if normalised is not None:
         numbers.insert(0, (_with_deviation(found, "normalised"), f"normalised {metric}, mean over the tasks"))
-    numbers.append((percent(means["routing"].value), "of inputs are routed to their own task"))
+    if found.routes:
+        numbers.append((percent(means["routing"].value), "of inputs are routed to their own task"))
     if found.sizes is not None:
         numbers.append((f"{found.sizes.ratio:.2f} ×", "the bytes of the base, heads not counted"))
     parts: list[Part] = [
@@ -175,12 +178,7 @@ def report_parts(found: Evaluation) -> list[Part]:
         mean_table(found),
     ]
     parts.append(Picture("radar", f"{metric.capitalize()} of each task.", _radar(found)))
-    parts += [
-        Heading("Routing"),
-        Picture("confusion", "Where the rows of each task were routed.", plots.confusion(found.confusion)),
-    ]
-    wrong = mistakes(found)
-    parts.append(Items(wrong) if wrong else Text("Every row was routed to its own task."))
+    parts += _routing_parts(found) if found.routes else []
     residuals = residual_pairs(found)
     if residuals:
         caption = "Residuals of each task's rows: of their own task, and the least of all others."
@@ -196,6 +194,15 @@ def report_parts(found: Evaluation) -> list[Part]:
     ]
     parts.append(Items([*found.notes, *options, f"measured at {found.created}"]))
     return parts
+
+
+def _routing_parts(found: Evaluation) -> list[Part]:
+    wrong = mistakes(found)
+    return [
+        Heading("Routing"),
+        Picture("confusion", "Where the rows of each task were routed.", plots.confusion(found.confusion)),
+        Items(wrong) if wrong else Text("Every row was routed to its own task."),
+    ]
 
 
 def _words(value: Any) -> str:

@@ -60,8 +60,13 @@ def minimise_entropy(
 
 
 def _logits(parts: Answering, tree: nn.Module, task: str, rows: list[Row]) -> Tensor:
-    """Logits of one task's head, all inputs with the mean of their gates; gradients are kept."""
-    batch = parts.reader.batch(rows)
+    """Logits of one task's head, or over the first word that is written; gradients are kept.
+
+    All inputs have the mean of their gates.
+    """
+    decoder = parts.writes and not getattr(parts.base.config, "is_encoder_decoder", False)
+    batch = parts.reader.batch(rows, left=decoder)  # a decoder's word follows the last token
     call = parts.call(batch)
     with torch.enable_grad(), running(Pass(len(rows), batch.get("attention_mask"), shared=True)):
-        return parts.heads[task].logits(tree(**call), batch)
+        output = tree(**call)
+        return output.logits[:, -1] if parts.writes else parts.heads[task].logits(output, batch)

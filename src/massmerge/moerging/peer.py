@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from massmerge.answering import Answerer, open_answering
@@ -22,6 +22,7 @@ from massmerge.prepare import Prepared
 from massmerge.routed import several
 from massmerge.tensorfile import write_tensors
 from massmerge.trees import join_rows, shared_copy, take_rows
+from massmerge.writing import Writing
 
 Inputs = Mapping[str, Sequence[Any]]
 """Some inputs of each task, without labels."""
@@ -41,6 +42,7 @@ class Peer(Answerer, ABC):
     def __init__(self, prepared: Prepared, name: str, options: Mapping[str, Any]) -> None:
         super().__init__(open_answering(prepared))
         self.name, self.options = name, dict(options)
+        self._output = {tensor.rpartition(".")[0] for tensor in prepared.base.output}
         self.deltas = TaskDeltas(prepared)
 
     @property
@@ -59,7 +61,7 @@ class Peer(Answerer, ABC):
     # Answers
 
     def predict(self, inputs: Any, task: str | None = None, top: int = 3, batch_size: int = 32) -> list[Prediction]:
-        """Answer inputs.
+        """Answer inputs with labels.
 
         Args:
             inputs: what a loaded bundle takes: text, images, paths, ready tensors.
@@ -68,8 +70,10 @@ class Peer(Answerer, ABC):
             batch_size: how many inputs run at once.
 
         Raises:
-            InputError: an unknown task, or an input that cannot be read.
+            InputError: an unknown task, an input that cannot be read, or tasks that write.
         """
+        if self.writes:
+            raise InputError(f"{', '.join(self.tasks)}: no head, so there is no label to answer. Use `generate`.")
         if task is not None:
             self.refuse_unknown([task])
         found: list[Prediction] = []
@@ -81,18 +85,23 @@ class Peer(Answerer, ABC):
         return found
 
     def outcomes(
-        self, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32
+        self, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32, **options: Any
     ) -> list[tuple[Prediction, Prediction]]:
         """For each input the answer with the head that the method chooses and that with the head of the task named.
+
+        Where tasks write, both are the same text.
 
         Args:
             inputs: what to answer.
             tasks: the true task of each.
             batch_size: how many inputs run at once; both answers come of one pass.
+            options: of transformers' `generate`, where tasks write.
         """
         self.refuse_unknown(tasks)
         if len(inputs) != len(tasks):
             raise InputError(f"{len(inputs)} inputs, but {len(tasks)} tasks. Name one for each.")
+        if self.writes:
+            return self._text_outcomes(inputs, tasks, batch_size, options)
         found: list[tuple[Prediction, Prediction]] = []
         for batch in self.parts.batches(inputs, batch_size):
             output, speaks = self.forward(batch)
@@ -119,7 +128,8 @@ class Peer(Answerer, ABC):
         state = self.base.state_dict()
         shared = {f"shared.{name}": state[name] for name in self.deltas.slots if name in state}
         kept = {**shared, **dict(self.own_tensors())}
-        return {n: t.to(self.deltas.dtype) if t.is_floating_point() else t for n, t in kept.items()}
+        counted = {n: t for n, t in kept.items() if not any(f".{layer}." in n for layer in self._output)}
+        return {n: t.to(self.deltas.dtype) if t.is_floating_point() else t for n, t in counted.items()}
 
     @property
     def nbytes(self) -> int:
@@ -139,7 +149,7 @@ class VotingPeer(Peer):
 
     def __init__(self, prepared: Prepared, name: str, options: Mapping[str, Any]) -> None:
         super().__init__(prepared, name, options)
-        self.tree: nn.Module = shared_copy(self.base)
+        self.tree: PreTrainedModel = shared_copy(self.base)
         """The base's modules over the same tensors, with routed layers in their places."""
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Any, Tensor]:
@@ -157,6 +167,10 @@ class VotingPeer(Peer):
 
         found = run_parts(run, parts_of(count, first.device))
         return join_rows([output for output, _ in found]), torch.cat([speaks for _, speaks in found])
+
+    def _generate(self, writing: Writing, task: str | None, batch: dict[str, Tensor]) -> list[list[int]]:
+        with running(Pass(len(batch["input_ids"]), batch["attention_mask"])):
+            return writing.generate(self.tree, batch)
 
 
 def refuse_missing_inputs(inputs: Inputs | None, tasks: Sequence[str]) -> Inputs:

@@ -50,6 +50,11 @@ class Twin(Peer):
     def __init__(self, prepared: Prepared, *, scale: float, kept: float, **options: Any) -> None:
         if not 0 < kept <= 1:
             raise InputError(f"twin: kept = {kept}; it is a share of the rank, above 0 and at most 1.")
+        if prepared.base.writes:
+            raise InputError(
+                "twin: its router reads the features that heads read, and models that write have no heads. It is for models "
+                "that answer with labels."
+            )
         super().__init__(prepared, "twin", {"scale": scale, "kept": kept, **options})
         names = self.deltas.names()
         self._factors: dict[tuple[int, str], Factors] = {}

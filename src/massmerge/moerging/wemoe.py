@@ -18,7 +18,7 @@ from massmerge.moerging.task_deltas import add_deltas
 from massmerge.moerging.votes import under_way
 from massmerge.prepare import Prepared
 from massmerge.routing.first_pass import pool
-from massmerge.routing.sites import Site, find_sites
+from massmerge.routing.sites import Site, find_decoder_sites, find_sites
 from massmerge.trees import replace_module
 
 _HELD = 1 << 26  # numbers of merged weights that are made at once
@@ -124,9 +124,10 @@ class WeMoE(VotingPeer):
         """The sites of each block's MLP that a task changes: what it reads, and what its output layer reads."""
         blocks: dict[str, list[Site]] = {}
         touched = set(self.deltas.names())
-        for site in find_sites(self.base):
-            if re.fullmatch(r"[MD]\d+", site.name):
-                blocks.setdefault(site.name[1:], []).append(site)
+        for part, sites in (("", find_sites(self.base)), ("decoder.", find_decoder_sites(self.base))):
+            for site in sites:
+                if re.fullmatch(r"[MD]\d+", site.name):
+                    blocks.setdefault(part + site.name[1:], []).append(site)
         return {b: sites for b, sites in blocks.items() if any(touched.intersection(s.tensors) for s in sites)}
 
     def _layer(self, path: str, block: str) -> GatedLinear:

@@ -40,8 +40,12 @@ class Site:
 def routed_part(model: PreTrainedModel) -> tuple[str, nn.Module]:
     """The part of a model that reads the prompt, with the prefix of its names: the encoder, or all of it."""
     if getattr(model.config, "is_encoder_decoder", False):
-        return "encoder.", model.get_submodule("encoder")
+        return _with_prefix(model, model.get_encoder())
     return "", model
+
+
+def _with_prefix(model: PreTrainedModel, part: nn.Module) -> tuple[str, nn.Module]:
+    return next(f"{path}." for path, module in model.named_modules() if module is part), part
 
 
 def probe_inputs(model: PreTrainedModel, batch: int = 1) -> dict[str, Tensor]:
@@ -57,15 +61,22 @@ def probe_inputs(model: PreTrainedModel, batch: int = 1) -> dict[str, Tensor]:
 
 
 @contextmanager
-def watched_sites(model: PreTrainedModel) -> Iterator[Callable[[], list[Site]]]:
-    """Watch a forward pass that is made inside; afterwards the function gives the sites that it came to, in order."""
-    prefix, part = routed_part(model)
+def watched_sites(
+    model: PreTrainedModel, part: tuple[str, nn.Module] | None = None
+) -> Iterator[Callable[[], list[Site]]]:
+    """Watch a forward pass that is made inside; afterwards the function gives the sites that it came to, in order.
+
+    Args:
+        model: what runs.
+        part: the part of it that is watched, with the prefix of its names; what reads the prompt by default.
+    """
+    prefix, watched = part or routed_part(model)
     calls: list[tuple[str, nn.Module, Tensor]] = []
 
     def note(path: str, module: nn.Module) -> Any:
         return module.register_forward_pre_hook(lambda _, args: calls.append((path, module, args[0])))
 
-    handles = [note(prefix + path, m) for path, m in part.named_modules() if isinstance(m, _LINEAR)]
+    handles = [note(prefix + path, m) for path, m in watched.named_modules() if isinstance(m, _LINEAR)]
     try:
         yield lambda: _named(_grouped(calls))
     finally:
@@ -79,6 +90,17 @@ def find_sites(model: PreTrainedModel) -> list[Site]:
     with watched_sites(model) as sites:
         # Without a mask: its values would be looked at, and a skeleton on the meta device has none.
         routed_part(model)[1](**{k: v for k, v in probe_inputs(model).items() if k != "attention_mask"})
+    return sites()
+
+
+@torch.inference_mode()
+def find_decoder_sites(model: PreTrainedModel) -> list[Site]:
+    """The same of an encoder-decoder's decoder, where its first token is written; none of other models."""
+    if not getattr(model.config, "is_encoder_decoder", False):
+        return []
+    ids = probe_inputs(model)["input_ids"]
+    with watched_sites(model, _with_prefix(model, model.get_decoder())) as sites:
+        model(input_ids=ids, decoder_input_ids=ids[:, :1])
     return sites()
 
 

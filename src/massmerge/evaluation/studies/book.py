@@ -10,7 +10,7 @@ from typing import NamedTuple
 import massmerge
 from massmerge.answers import Answer, Prediction, Routing, contenders, passing
 from massmerge.candidates import settle, spread
-from massmerge.evaluation.metrics import Given
+from massmerge.evaluation.metrics import Given, written
 from massmerge.evaluation.studies.cells import checksum
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.suite import join_labels
@@ -18,6 +18,8 @@ from massmerge.explanation import heads_of
 from massmerge.model import Model
 from massmerge.recipe import AnswerOptions, ProblemType
 from massmerge.runtime import Runtime
+
+_TEXT = ""  # in the place of a head's task: what a set writes is of the set
 
 
 class HeadAnswer(NamedTuple):
@@ -44,7 +46,8 @@ class AnswerBook:
     def __init__(self, context: StudyContext, runtime: Runtime) -> None:
         self._context, self._runtime, self._model = context, runtime, Model(runtime)
         self._options = runtime.recipe.answer
-        self._about = checksum(["heads", massmerge.__version__, context.bundle_identity, self._options.merge])
+        about = ["answers", massmerge.__version__, context.bundle_identity, self._options.merge]
+        self._about = checksum([*about, context.generation] if context.ready.writes else about)
 
     def heads(self, places: Sequence[int], routings: Sequence[Routing], what: str = "second pass") -> list[Heads]:
         """For each pair of a sample's place and a routing the best label of each head of its set.
@@ -60,7 +63,13 @@ class AnswerBook:
         everything = sum(map(len, self._model.labels.values()))
         for chunk in self._context.progress(chunks, what, len(chunks)):
             inputs = [self._context.input(self._context.samples[places[i]]) for i in chunk]
-            answers = self._model.answer(inputs, [routings[i] for i in chunk], top=everything, batch_size=size)
+            chosen = [routings[i] for i in chunk]
+            if self._model.writes:
+                texts = self._model.write(inputs, chosen, batch_size=size, **self._context.generation)
+                for i, text in zip(chunk, texts, strict=True):
+                    cells.put(keys[i], {_TEXT: [text.text, 0.0, 0.0]})
+                continue
+            answers = self._model.answer(inputs, chosen, top=everything, batch_size=size)
             for i, answer in zip(chunk, answers, strict=True):
                 cells.put(keys[i], {task: self._best(ranked) for task, ranked in heads_of(answer, everything).items()})
         return [{task: HeadAnswer(*values) for task, values in cells[key].items()} for key in keys]
@@ -85,7 +94,10 @@ class AnswerBook:
         known = [i for i, routing in enumerate(routings) if routing.selected]
         found = [Given()] * len(routings)
         for i, heads in zip(known, self.heads(known, [routings[i] for i in known]), strict=True):
-            found[i] = choose(heads, routings[i].weights, self._options, self._model.problems)
+            if self._model.writes:
+                found[i] = written(None, heads[_TEXT].label)
+            else:
+                found[i] = choose(heads, routings[i].weights, self._options, self._model.problems)
         return found
 
     def _best(self, ranked: list[Answer]) -> HeadAnswer:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from massmerge.answers import Prediction
-from massmerge.evaluation.metrics import Given, given_of
+from massmerge.evaluation.metrics import Given, given_of, written
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import Measured, summarize
 from massmerge.model import Model
@@ -24,9 +24,9 @@ class Compared(Protocol):
         ...
 
     def outcomes(
-        self, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32
+        self, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32, **options: Any
     ) -> list[tuple[Prediction, Prediction]]:
-        """For each input the answer with the head unknown, and the answer with its task told."""
+        """For each input the answer with the head unknown, and the answer with its task told; `options` are of texts."""
         ...
 
 
@@ -45,7 +45,7 @@ class Answered:
     @property
     def needs_task(self) -> bool:
         """Whether there is no answer without the task's name."""
-        return all(given.task is None for given in self.free)
+        return all(given.label is None for given in self.free)
 
     def measure(self, context: StudyContext, *, told: bool) -> Measured:
         """The figure of each task and their mean."""
@@ -122,10 +122,10 @@ def _run(context: StudyContext, name: str, make: Callable[[], Compared], tasks: 
     for chunk in context.progress(chunks, name, len(chunks)):
         inputs = [context.input(samples[i]) for i in chunk]
         began = time.process_time()  # what else the machine does at that time does not count
-        found = model.outcomes(inputs, [samples[i].task for i in chunk], batch_size=size)
+        found = model.outcomes(inputs, [samples[i].task for i in chunk], batch_size=size, **context.generation)
         spent += time.process_time() - began
         for i, (free, told) in zip(chunk, found, strict=True):
-            pairs[i] = given_of(free), given_of(told)
+            pairs[i] = scored(context, free), scored(context, told)
     return {
         "free": [pair[0] for pair in pairs],
         "told": [pair[1] for pair in pairs],
@@ -136,7 +136,7 @@ def _run(context: StudyContext, name: str, make: Callable[[], Compared], tasks: 
 
 def _run_mass(context: StudyContext, model: Model, nbytes: int, tasks: Sequence[str]) -> dict[str, Any]:
     return {
-        "routed": _run(context, "mass", lambda: _Sized(model.outcomes, nbytes), tasks),
+        "routed": _run(context, "mass", lambda: routed_outcomes(model, nbytes), tasks),
         "known": _run(
             context, "mass, task told", lambda: _Sized(partial(_known, model), nbytes, needs_task=True), tasks
         ),
@@ -152,14 +152,39 @@ class _Sized:
     needs_task: bool = False
 
 
+def routed_outcomes(model: Model, nbytes: int) -> Compared:
+    """A bundle as it answers: with labels, or with texts."""
+    return _Sized(partial(_written, model) if model.writes else model.outcomes, nbytes)
+
+
+def _written(
+    model: Model, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32, **options: Any
+) -> list[tuple[Prediction, Prediction]]:
+    return [(answer, answer) for answer in _texts(model, inputs, batch_size=batch_size, **options)]
+
+
+def _texts(model: Model, inputs: Sequence[Any], **options: Any) -> list[Prediction]:
+    """Texts as answers. They name no task, as those of other methods: a text is right or wrong whatever set wrote it."""
+    return [Prediction(None, one.text) for one in model.generate(inputs, unknown={}, **options)]
+
+
 def _known(
-    model: Model, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32
+    model: Model, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32, **options: Any
 ) -> list[tuple[Prediction, Prediction]]:
     """Answers with the task told from the start, which needs no first pass; there are none without it."""
     found: list[tuple[Prediction, Prediction]] = [(Prediction(None), Prediction(None))] * len(inputs)
     for task in dict.fromkeys(tasks):
         places = [i for i, name in enumerate(tasks) if name == task]
-        answers = model.predict([inputs[i] for i in places], task=task, top=1, batch_size=batch_size)
+        given = [inputs[i] for i in places]
+        if model.writes:
+            answers = _texts(model, given, task=task, batch_size=batch_size, **options)
+        else:
+            answers = model.predict(given, task=task, top=1, batch_size=batch_size)
         for place, answer in zip(places, answers, strict=True):
             found[place] = Prediction(None), answer
     return found
+
+
+def scored(context: StudyContext, answer: Prediction) -> Given:
+    """An answer as it is scored."""
+    return written(None, answer.label) if context.ready.writes else given_of(answer)

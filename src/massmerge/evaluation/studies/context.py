@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import massmerge
+from massmerge.answering import open_sources
 from massmerge.bundle import Bundle
 from massmerge.errors import InputError
 from massmerge.evaluation.experts import Experts, expert_answers, open_experts
@@ -23,6 +24,7 @@ from massmerge.evaluation.suite import DEFAULT_SPLIT
 from massmerge.inputs import Row
 from massmerge.merging import merge
 from massmerge.model import Model
+from massmerge.prepare import Prepared as Sources
 from massmerge.prepare import prepare
 from massmerge.recipe import Recipe
 from massmerge.runtime import Runtime, load_runtime, with_decoder_start
@@ -81,6 +83,11 @@ class StudyContext:
             for task, data in self.ready.data.items()
             for place, label in enumerate(data.labels)
         ]
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """Options with which texts are written; none where answers are labels."""
+        return dict(self.ready.suite.generate) if self.ready.writes else {}
 
     @cached_property
     def owners(self) -> torch.Tensor:
@@ -182,6 +189,11 @@ class StudyContext:
 
     # The recipe
 
+    @cached_property
+    def sources(self) -> Sources:
+        """Base and experts, as methods that are no bundle take them."""
+        return open_sources(self.recipe, self.recipe_folder)
+
     @property
     def recipe(self) -> Recipe:
         """The recipe.
@@ -233,6 +245,7 @@ class StudyContext:
             "version": massmerge.__version__,
             "bundle": self.bundle_identity,
             "data": {task: data.sha256() for task, data in self.ready.data.items()},
+            **({"generate": self.generation} if self.ready.writes else {}),
         }
 
     @cached_property
@@ -272,8 +285,9 @@ class StudyContext:
     def _expert_figure(self, task: str) -> float:
         data = self.ready.data[task]
         answers = expert_answers(
-            self.experts, data, batch_size=self.settings.batch_size, keep=self.cache / "experts", progress=self.progress
-        )
+            self.experts, data, batch_size=self.settings.batch_size, keep=self.cache / "experts",
+            generate=self.generation if self.ready.writes else None, progress=self.progress,
+        )  # fmt: skip
         return self.figure(task, answers)
 
     def figure(self, task: str, answers: Iterable[Given]) -> float:

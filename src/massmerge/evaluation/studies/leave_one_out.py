@@ -15,15 +15,14 @@ from massmerge.answering import Answering, open_answering
 from massmerge.answers import Prediction
 from massmerge.evaluation.report import Picture, Table
 from massmerge.evaluation.studies import plots
-from massmerge.evaluation.studies.compared import answers_of
+from massmerge.evaluation.studies.compared import answers_of, routed_outcomes
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.figures import Measured, summarize
 from massmerge.evaluation.studies.methods import BASE, EXPERTS, MASS
 from massmerge.evaluation.studies.statics import StaticMerge, subset
 from massmerge.evaluation.studies.study import Finding, Study, Verdict
 from massmerge.evaluation.summary import percent
-from massmerge.model import Model
-from massmerge.prepare import prepare
+from massmerge.model import Model, load
 from massmerge.recipe import Unknown
 from massmerge.runtime import load_runtime
 from massmerge.static_model import OneBackbone
@@ -62,7 +61,7 @@ class LentHead(Model):
 
 def run(context: StudyContext) -> Finding:
     """Merge all tasks but one, by each method, and answer the rows of that one with its own head."""
-    answering = open_answering(prepare(context.recipe, context.recipe_folder, download=True))
+    answering = open_answering(context.sources)
     tasks = left_out(context)
     shares: dict[str, dict[str, float]] = {name: {} for name in (BASE, *_STATICS, MASS)}
     for task in tasks:
@@ -77,7 +76,8 @@ def run(context: StudyContext) -> Finding:
     found = {name: summarize(one, context.ready.counts, references) for name, one in shares.items()}
     found[EXPERTS] = summarize(references, context.ready.counts, references)
     rows = [{"method": name, "head": "told", **one.plain()} for name, one in found.items()]
-    return Finding(rows, _verdict(tasks, found), _sentences(tasks, found), _parts(tasks, found))
+    sentences = _sentences(tasks, found, writes=context.ready.writes)
+    return Finding(rows, _verdict(tasks, found), sentences, _parts(tasks, found))
 
 
 def left_out(context: StudyContext) -> list[str]:
@@ -92,6 +92,8 @@ def _make(context: StudyContext, answering: Answering, name: str, task: str, mad
         return OneBackbone(answering, 0)
     if name == MASS:
         made.append(context.merged(subset(context.recipe, others)))
+        if context.ready.writes:
+            return routed_outcomes(load(made[-1], router="projection", check=True), 0)
         return LentHead(load_runtime(made[-1], router="projection", check=True)).lend(answering, task)
     merge = StaticMerge(context, name, others)
     made.append(merge.model.path)
@@ -125,13 +127,18 @@ def _verdict(tasks: list[str], found: dict[str, Measured]) -> Verdict:
     )  # fmt: skip
 
 
-def _sentences(tasks: list[str], found: dict[str, Measured]) -> list[str]:
+def _sentences(tasks: list[str], found: dict[str, Measured], *, writes: bool) -> list[str]:
     gain = found[MASS].mean - found[BASE].mean
     one = [f"A quick run leaves out one task, {tasks[0]}; others may differ."] if len(tasks) == 1 else []
+    about = (
+        "Texts are written by what was merged of the other tasks."
+        if writes
+        else "The head of the task that is left out was trained on its own expert's features, and is told: nothing here can "
+        "be answered by a bundle that does not have the task."
+    )
     return [
         *one,
-        "The head of the task that is left out was trained on its own expert's features, and is told: nothing here can be "
-        "answered by a bundle that does not have the task.",
+        about,
         f"MASS {'adds' if gain >= 0 else 'takes'} {100 * abs(gain):.1f} points {'to' if gain >= 0 else 'from'} what the "
         f"pretrained model has with the same heads, {percent(found[BASE].mean)}; the experts have "
         f"{percent(found[EXPERTS].mean)}.",

@@ -21,13 +21,14 @@ from massmerge.evaluation.studies.study import Finding, Study, Verdict
 from massmerge.evaluation.summary import percent
 from massmerge.methods import KEEPING_METHODS, STATIC_METHODS
 from massmerge.moerging import PEERS, Inputs
-from massmerge.prepare import Prepared, prepare
+from massmerge.prepare import Prepared
 from massmerge.static_model import OneBackbone
 
 MASS, TOLD = "mass", "mass, task told"
 BASE, EXPERTS = "base", "experts"
 _SUPPORT = 64  # unlabelled inputs of each task, for peers that train something
 _TRAINED = ("wemoe", "twin")
+_TEXT_OPTIONS = {"smile_1": {"gate": 4, "rank": 16}}  # the paper's for language models
 _QUICK_STATICS, _QUICK_PEERS = ("task_arithmetic", "tsv_m"), ("smile_1",)
 _KINDS = {
     BASE: "the pretrained model", EXPERTS: "fine-tuned, one model a task", MASS: "routed", TOLD: "routed, its task named",
@@ -64,14 +65,15 @@ def run(context: StudyContext) -> Finding:
     notes: list[str] = []
     rows = list(method_rows(context, notes))
     times = [{"method": row.name, "milliseconds": row.milliseconds} for row in rows]
-    parts = [_table(rows, base), Text(_WORDS), *_task_tables(context, rows), *_pictures(context, rows)]
-    return Finding([row.plain(base) for row in rows], _verdict(context, rows), _sentences(rows, base), parts, times,
-                   notes)  # fmt: skip
+    words = _TEXT_WORDS if context.ready.writes else _WORDS
+    parts = [_table(rows, base), Text(words), *_task_tables(context, rows), *_pictures(context, rows)]
+    sentences = _sentences(rows, base, writes=context.ready.writes)
+    return Finding([row.plain(base) for row in rows], _verdict(context, rows), sentences, parts, times, notes)
 
 
 def method_rows(context: StudyContext, notes: list[str]) -> Iterator[MethodRow]:
     """The lines of the table; what is left out of it is said in `notes`."""
-    sources = prepare(context.recipe, context.recipe_folder, download=True)
+    sources = context.sources
     yield _measured(context, BASE, answers_of(context, BASE, {}, lambda: _base(sources)))
     quick = context.settings.quick
     for method in _QUICK_STATICS if quick else STATIC_METHODS:
@@ -112,7 +114,12 @@ def _measured(
 
 
 def _base(sources: Prepared) -> OneBackbone:
-    return OneBackbone(open_answering(sources), sum(sources.base.info(name).nbytes for name in sources.base.slots))
+    return OneBackbone(open_answering(sources), _base_bytes(sources))
+
+
+def _base_bytes(sources: Prepared) -> int:
+    base = sources.base
+    return sum(base.info(name).nbytes for name in base.slots if name not in base.output)
 
 
 def _peer_rows(context: StudyContext, sources: Prepared, notes: list[str]) -> Iterator[MethodRow]:
@@ -139,7 +146,7 @@ def peers(context: StudyContext) -> list[str]:
 
 def peer_answers(context: StudyContext, sources: Prepared, name: str, inputs: Inputs | None = None) -> Answered:
     """The answers of a routed peer; those that train nothing need no inputs."""
-    options = context.settings.peer(name)
+    options = {**(_TEXT_OPTIONS.get(name, {}) if context.ready.writes else {}), **context.settings.peer(name)}
     about = {"inputs": _SUPPORT, "seed": context.settings.seed, "recipe": context.recipe.dump(), "options": options}
     return answers_of(context, name, about, partial(PEERS[name], sources, inputs, **options))
 
@@ -152,7 +159,7 @@ def _experts(context: StudyContext, sources: Prepared) -> MethodRow:
 
 def expert_bytes(sources: Prepared) -> int:
     """Bytes of all experts: full ones as they are, adapters beside one base; heads apart."""
-    base = sum(sources.base.info(name).nbytes for name in sources.base.slots)
+    base = _base_bytes(sources)
     full = [task for task in sources.plan.tasks if task.form == "full"]
     thin = 0
     for task in sources.plan.tasks:
@@ -173,6 +180,15 @@ _WORDS = (
     "the true task, as papers evaluate static merges; routed methods still choose by themselves what is merged, but for the "
     "line `mass, task told`, which is told everything. Size is that of all tensors that answers need, heads apart, as a "
     "multiple of the base. Time is milliseconds of processor time an input, reading and heads included."
+)
+
+
+_TEXT_WORDS = (
+    "Accuracy is the mean over the tasks of each task's own metric; ± is the standard deviation over the tasks; normalised "
+    "figures are divided by the experts'. Answers are texts, which are right or wrong whatever task they were written for, "
+    "so there is no head to be told: `task unknown` and `task told` are the same but for methods that keep a model for "
+    "each task and the line `mass, task told`. Size is that of all tensors that answers need, as a multiple of the base, "
+    "output layers apart on both sides. Time is milliseconds of processor time an input, reading included."
 )
 
 
@@ -267,7 +283,7 @@ def _verdict(context: StudyContext, rows: list[MethodRow]) -> Verdict:
     )
 
 
-def _sentences(rows: list[MethodRow], base: int) -> list[str]:
+def _sentences(rows: list[MethodRow], base: int, *, writes: bool) -> list[str]:
     by_name = {row.name: row for row in rows}
     best = by_name[_best_static(rows)]
     mass, told, experts = by_name[MASS].free, by_name[TOLD].told, by_name[EXPERTS].told
@@ -286,9 +302,10 @@ def _sentences(rows: list[MethodRow], base: int) -> list[str]:
         f"Told the task, MASS has {percent(told.mean)}; the experts themselves have {percent(experts.mean)} at "
         f"{by_name[EXPERTS].nbytes / base:.1f} times the base's bytes, MASS at {by_name[MASS].nbytes / base:.2f} times.",
     ]
+    heads = "" if writes else " with the same heads"
     found.append(
-        f"Told the task, the pretrained model has {percent(base_told.mean)} with the same heads: all that updates can add "
-        f"there is {100 * (experts.mean - base_told.mean):.1f} points."
+        f"Told the task, the pretrained model has {percent(base_told.mean)}{heads}: all that updates can add there is "
+        f"{100 * (experts.mean - base_told.mean):.1f} points."
     )
     routed = [row for row in rows if row.kind == "routed peer" and row.free is not None]
     if routed:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from massmerge.bundle import Bundle
+from massmerge.checkpoints.backbone import language_class
 from massmerge.errors import InputError, problems_error
 from massmerge.evaluation.prepared import Prepared, prepare_evaluation
 from massmerge.evaluation.report import require_matplotlib
@@ -17,7 +18,7 @@ from massmerge.evaluation.studies.study import Study
 from massmerge.evaluation.suite import VALIDATION, Suite
 from massmerge.prepare import Prepared as Sources
 from massmerge.prepare import prepare, recipe_and_folder
-from massmerge.recipe import Recipe
+from massmerge.recipe import ProblemType, Recipe
 
 QUICK_LIMIT = 20
 
@@ -30,6 +31,8 @@ class _Planned:
     labels: dict[str, tuple[str, ...]]
     shared_labels: list[list[str]]
     takes_images: bool
+    writes: bool
+    problems: dict[str, ProblemType | None]
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,9 @@ def open_studies(
     limit = min(settings.limit or QUICK_LIMIT, QUICK_LIMIT) if settings.quick else settings.limit
     settings = Settings(**{**vars(settings), "limit": limit})
     target = _open_target(bundle, given)
-    ready = prepare_evaluation(target, suite, split=settings.split, limit=limit, seed=settings.seed)  # type: ignore[arg-type]
+    ready = prepare_evaluation(target, suite, split=settings.split, limit=limit, seed=settings.seed)
     other_rows, fault = _open_validation(target, suite, settings)
-    runnable, left_out = _runnable(studies, with_recipe=given is not None, no_support=fault)
+    runnable, left_out = _runnable(studies, with_recipe=given is not None, no_support=fault, writes=ready.writes)
     cache = out / "cache"
     context = StudyContext(
         ready, Path(bundle or cache), cache, settings, recipe=given, other_rows=other_rows, progress=progress, tell=tell
@@ -125,7 +128,10 @@ def _open_target(bundle: str | Path | None, given: tuple[Recipe, Path] | None) -
 def _planned(sources: Sources) -> _Planned:
     labels = {name: tuple(head.labels) for name, head in sources.heads.items() if head.labels is not None}
     image = sources.base.skeleton.model.main_input_name == "pixel_values"
-    return _Planned([task.name for task in sources.recipe.tasks], labels, sources.recipe.shared_labels, image)
+    writes = not labels and language_class(sources.base.skeleton.config) is not None
+    problems = {name: sources.heads[name].problem_type for name in labels}
+    names = [task.name for task in sources.recipe.tasks]
+    return _Planned(names, labels, sources.recipe.shared_labels, image, writes, problems)
 
 
 def _open_validation(
@@ -134,7 +140,7 @@ def _open_validation(
     """What gives rows of the split `validation`, or why there is none."""
 
     def rows(limit: int | None) -> Prepared:
-        return prepare_evaluation(target, suite, split=VALIDATION, limit=limit, seed=settings.seed)  # type: ignore[arg-type]
+        return prepare_evaluation(target, suite, split=VALIDATION, limit=limit, seed=settings.seed)
 
     try:
         Suite.load(suite).refuse_measured_rows(settings.split)
@@ -144,12 +150,16 @@ def _open_validation(
     return rows, ""
 
 
-def _runnable(studies: Sequence[Study], *, with_recipe: bool, no_support: str) -> tuple[list[Study], dict[str, str]]:
+def _runnable(
+    studies: Sequence[Study], *, with_recipe: bool, no_support: str, writes: bool
+) -> tuple[list[Study], dict[str, str]]:
     """The studies that can be run, and why the others cannot."""
     left_out: dict[str, str] = {}
     for study in studies:
         if study.needs_recipe and not with_recipe:
             left_out[study.name] = "it reads the experts, which --recipe recipe.yaml names."
+        elif study.not_for_texts and writes:
+            left_out[study.name] = f"these models write their answers and have no heads; {study.not_for_texts}"
         elif study.needs_validation and no_support:
             left_out[study.name] = (
                 f"it needs rows of the split {VALIDATION!r} beside those that are measured: {no_support}"

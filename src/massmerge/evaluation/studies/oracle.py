@@ -11,7 +11,6 @@ from massmerge.evaluation.studies.figures import Measured
 from massmerge.evaluation.studies.methods import peer_answers
 from massmerge.evaluation.studies.study import Finding, Study, Verdict
 from massmerge.evaluation.summary import percent
-from massmerge.prepare import prepare
 
 MASS = "mass"
 _PEERS, _QUICK = ("smile_1", "smile_2"), ("smile_1",)
@@ -21,7 +20,7 @@ def run(context: StudyContext) -> Finding:
     """Answer every sample by MASS and by SMILE, each with the head that it chooses and with the true one."""
     size = Bundle(context.bundle, check=False).counted_bytes
     found = {MASS: mass_answers(context, lambda: context.model, {}, size)[0]}
-    sources = prepare(context.recipe, context.recipe_folder, download=True)
+    sources = context.sources
     for name in _PEERS:
         if context.settings.quick and name not in _QUICK and not context.settings.peer(name):
             continue
@@ -83,4 +82,5 @@ ORACLE = Study(
     "How do MASS and SMILE compare where the head is told, as papers before MASS evaluate? Both route as ever; "
     "the head of the true task answers.",
     run, lambda context: context.seconds_for(2.0 + 2.5 * len(_PEERS)) + 30, needs_recipe=True, peers=_PEERS,
+    not_for_texts="it compares answers by the head that is chosen with those by the head that is told.",
 )  # fmt: skip

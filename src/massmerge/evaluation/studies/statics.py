@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from massmerge.errors import InputError
-from massmerge.evaluation.metrics import Given, given_of
+from massmerge.evaluation.metrics import Given
 from massmerge.evaluation.scales import ScaleChoice, best_scale, mean_figure, rescaled_weights, with_scale
-from massmerge.evaluation.studies.compared import Answered, answers_of
+from massmerge.evaluation.studies.compared import Answered, answers_of, scored
 from massmerge.evaluation.studies.context import StudyContext
 from massmerge.evaluation.studies.settings import Sample
 from massmerge.merge_options import MergeOptions
@@ -128,9 +128,10 @@ def _told_figure(context: StudyContext, model: StaticModel, samples: Sequence[Sa
     found: dict[str, tuple[list[str], list[Given]]] = {}
     for at in range(0, len(order), size):
         chunk = order[at : at + size]
-        pairs = model.outcomes([context.input(s) for s in chunk], [s.task for s in chunk], batch_size=size)
+        inputs, tasks = [context.input(s) for s in chunk], [s.task for s in chunk]
+        pairs = model.outcomes(inputs, tasks, batch_size=size, **context.generation)
         for sample, (_, told) in zip(chunk, pairs, strict=True):
             truths, answers = found.setdefault(sample.task, ([], []))
             truths.append(sample.label)
-            answers.append(given_of(told))
+            answers.append(scored(context, told))
     return mean_figure(context.ready.suite, found)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from massmerge.answering import open_answering
 from massmerge.bundle import Bundle
 from massmerge.errors import InputError
 from massmerge.evaluation.compute import operations, time_ratios
@@ -22,8 +23,9 @@ from massmerge.evaluation.studies.methods import expert_bytes
 from massmerge.evaluation.studies.study import Finding, Study, Verdict
 from massmerge.inputs import Row
 from massmerge.moerging import PEERS, Peer
-from massmerge.prepare import Prepared, prepare
+from massmerge.prepare import Prepared
 from massmerge.runtime import with_decoder_start
+from massmerge.static_model import OneBackbone
 
 MASS, BASE, EXPERTS = "mass", "base", "experts"
 _SMALL = 4  # inputs that run at once while products are counted: so few stay in one thread
@@ -34,7 +36,7 @@ _UNTRAINED: dict[str, dict[str, Any]] = {"wemoe": {"steps": 0}, "twin": {"epochs
 
 def run(context: StudyContext) -> Finding:
     """Weigh every routed method on disk, count its products and time it beside one forward pass."""
-    sources = prepare(context.recipe, context.recipe_folder, download=True)
+    sources = context.sources
     rows = [_plain_base(context, sources), _bundle(context)]
     times, notes = [], list(_NOTES)
     quick = context.settings.quick
@@ -68,7 +70,8 @@ def _plain_base(context: StudyContext, sources: Prepared) -> dict[str, Any]:
 
 
 def _base_parameters(sources: Prepared) -> int:
-    return sum(math.prod(sources.base.info(name).shape) for name in sources.base.slots)
+    base = sources.base
+    return sum(math.prod(base.info(name).shape) for name in base.slots if name not in base.output)
 
 
 def _itemsize(sources: Prepared) -> int:
@@ -116,18 +119,29 @@ def _few_inputs(context: StudyContext) -> dict[str, list[Any]]:
 
 
 def _through_peer(context: StudyContext, peer: Peer, rows: list[Row]) -> object:
-    return peer.forward(context.runtime.batch(rows))
+    return _first_words(peer, rows) if peer.writes else peer.forward(context.runtime.batch(rows))
 
 
 def _mass_compute(context: StudyContext) -> dict[str, Any]:
-    return _costs(context, lambda rows: context.model.embed(rows, batch_size=len(rows)))
+    model = context.model
+    if model.writes:
+        return _costs(context, lambda rows: _first_words(model, rows))
+    return _costs(context, lambda rows: model.embed(rows, batch_size=len(rows)))
+
+
+def _first_words(model: Any, rows: list[Row]) -> object:
+    """The first token of each text: what a model that writes does for every token, and reading the prompt."""
+    return model.generate(rows, batch_size=len(rows), max_new_tokens=1)
 
 
 def _costs(context: StudyContext, answer: Callable[[list[Row]], object]) -> dict[str, Any]:
     """Products and processor time of answers to some inputs of all tasks, as multiples of the base's forward pass."""
+    writer = OneBackbone(open_answering(context.sources), 0) if context.ready.writes else None
 
     @torch.inference_mode()
     def forward(rows: list[Row]) -> object:
+        if writer is not None:
+            return _first_words(writer, rows)
         base = context.runtime.base
         return base(**with_decoder_start(context.runtime.batch(rows), base))
 
@@ -154,7 +168,7 @@ _WORDS = (
     "Bytes are those of a folder on disk, heads apart; parameters are the numbers in it; both as multiples of the base. "
     "Products: multiplications and additions of all matrix products of one answer up to the heads, counted, as multiples "
     "of one forward pass of the base. Time: processor time of the same, measured in turns with the base's forward pass, "
-    "the median of some rounds; it differs from run to run."
+    "the median of some rounds; it differs from run to run. An answer of a model that writes is its first token."
 )
 _NOTES = (
     "the gates of wemoe and the router of twin are there but not trained: neither size nor work depends on it.",
@@ -197,7 +211,7 @@ def _verdict(context: StudyContext, sources: Prepared, rows: list[dict[str, Any]
         )  # fmt: skip
         own = by_name[MASS]["bytes"] - by_name[BASE]["bytes"]
         why = (
-            f"A bundle fills its budget ({sources.recipe.merge.budget or 'given as a rank'}); a smaller one is a smaller "
+            f"A bundle fills its budget ({context.recipe.merge.budget or 'given as a rank'}); a smaller one is a smaller "
             f"bundle. Of what MASS keeps beside the base, {100 * others / own:.0f} % are embeddings, norms and biases."
         )
     return Verdict("bytes saved against a copy of every expert", best, saved[best], MASS, saved[MASS], 0.0, why)

@@ -70,6 +70,8 @@ class Study:
     """Whether experts are merged again, or read."""
     needs_validation: bool = False
     """Whether inputs of the split `validation` are needed beside those that are measured."""
+    not_for_texts: str = ""
+    """Why it says nothing of models that write, which have no heads."""
     peers: tuple[str, ...] = ()
     """The routed peers that it compares, whose options can be set."""
     quick: tuple[str, str] | None = None

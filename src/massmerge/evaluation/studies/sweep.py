@@ -20,7 +20,7 @@ _SIZES = (1, 2, 3, 4, 6, 8)
 _QUICK_SIZES = (1, 2, 3)
 SCORES = ("logit", "logit_and_weight")
 _WORDS = {"logit": "the highest logit answers", "logit_and_weight": "logit and router's weight answer",
-          "probability": "the highest probability answers"}  # fmt: skip
+          "probability": "the highest probability answers", "text": "the set writes"}  # fmt: skip
 
 
 def run(context: StudyContext) -> Finding:
@@ -63,13 +63,15 @@ def sizes(context: StudyContext) -> list[int]:
 
 def scores(context: StudyContext) -> list[str]:
     """By what heads are compared: as the bundle does, and both ways that were measured best."""
+    if context.ready.writes:  # a set writes one text
+        return ["text"]
     return list(dict.fromkeys((context.runtime.recipe.answer.score, *SCORES)))
 
 
 def _own(context: StudyContext, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The row that is the bundle's setting."""
     size = min(context.runtime.top_k, len(context.tasks))
-    own = context.runtime.recipe.answer.score, context.runtime.recipe.router.threshold, size
+    own = scores(context)[0], context.runtime.recipe.router.threshold, size
     return next(row for row in rows if (row["score"], row["threshold"], row["top_k"]) == own)
 
 
@@ -126,7 +128,7 @@ def _parts(context: StudyContext, rows: list[dict[str, Any]]) -> list[Part]:
         lines = [[f"K {size}", *map(percent, line)] for size, line in zip(sizes(context), grid, strict=True)]
         parts.append(Table([f"{score}: accuracy by η", *names], lines))
         mark = None
-        if score == context.runtime.recipe.answer.score:
+        if score == scores(context)[0]:
             row = _own(context, rows)
             mark = (sizes(context).index(row["top_k"]), thresholds(context).index(row["threshold"]))
         figure = plots.heat_map([f"K {size}" for size in sizes(context)], names, grid, mark=mark,
