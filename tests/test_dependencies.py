@@ -25,7 +25,7 @@ SAFE = {
 def bounds() -> list[tuple[str, Version]]:
     """Every requirement of the project and its extras, with its lower bound."""
     texts = [*PROJECT["dependencies"], *(text for extra in PROJECT["optional-dependencies"].values() for text in extra)]
-    found = [Requirement(text) for text in texts]
+    found = [r for text in texts if (r := Requirement(text)).specifier]
     return [(r.name, Version(next(s.version for s in r.specifier if s.operator in (">=", "==")))) for r in found]
 
 

