@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 import massmerge as mm
-from massmerge.changing import Addition
-from massmerge.linalg import Factors
-from massmerge.originals import Originals
-from massmerge.prepare import prepare
+from massmerge.linalg.factors import Factors
+from massmerge.merging.change import Addition
+from massmerge.merging.originals import Originals
+from massmerge.merging.prepare import prepare
 from vit_b32 import make_recipe
 
 MOST_ERROR = 1e-4  # what merges hold themselves to

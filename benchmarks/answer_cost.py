@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import CLIPVisionModel
 
 import massmerge as mm
-from massmerge.linalg import Factors
+from massmerge.linalg.factors import Factors
 from massmerge.recipe import Unknown
 from vit_b32 import make_recipe
 

@@ -17,13 +17,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 import massmerge as mm
-from massmerge.decision import Choice, CloserLook, cast_votes, count_votes
 from massmerge.errors import InputError
 from massmerge.evaluation.prepared import prepare_evaluation
+from massmerge.model.load import Runtime
+from massmerge.model.route.decide import Choice, CloserLook, cast_votes, count_votes
 from massmerge.recipe import Unknown
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.routing.separation import Separation, separation
-from massmerge.runtime import Runtime
 
 
 @dataclass(frozen=True)

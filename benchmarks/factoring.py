@@ -26,7 +26,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from massmerge.linalg import Factors, truncated_svd, tsv_merge
+from massmerge.linalg.factors import Factors, truncated_svd, tsv_merge
 
 WIDTH = 768
 # One transformer block: query, key, value, output, and the two MLP matrices.

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from massmerge import Bundle
-from massmerge.methods import KEEPING_METHODS, STATIC_METHODS
+from massmerge.merging.static import KEEPING_METHODS, STATIC_METHODS
 from vit_b32 import make_recipe
 
 _CHILD = """

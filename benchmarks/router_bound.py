@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 import massmerge as mm
 from massmerge.evaluation.prepared import prepare_evaluation
-from massmerge.routing import FirstPass, Voter
+from massmerge.model.route.first_pass import FirstPass, Voter
 
 PENALTY = 1e-3
 

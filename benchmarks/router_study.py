@@ -18,10 +18,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 import massmerge as mm
-from massmerge.bundle import Bundle
+from massmerge.bundle.factors import TaskTensors
+from massmerge.bundle.reader import Bundle
 from massmerge.evaluation.prepared import prepare_evaluation
-from massmerge.routing import FirstPass, Site, Voter, standardize
-from massmerge.task_tensors import TaskTensors
+from massmerge.model.route.first_pass import FirstPass, Voter
+from massmerge.routing import Site, standardize
 
 Stack = list[tuple[Tensor, Tensor]]  # for each task `s (k)` and `v (k, d)`
 

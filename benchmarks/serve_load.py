@@ -20,7 +20,7 @@ import psutil
 import torch
 
 import massmerge as mm
-from massmerge.rows import read_table
+from massmerge.io.rows import read_table
 from serve_client import Load, Served, in_own_process, serving
 
 SUITE = Path.home() / ".cache" / "massmerge" / "suites" / "text"

@@ -26,7 +26,7 @@ from transformers import AutoTokenizer, BertTokenizerFast, T5Config, T5ForCondit
 from transformers.utils import logging
 
 import massmerge
-from massmerge.tensorfile import read_header, read_tensor
+from massmerge.io.tensor_file import read_header, read_tensor
 
 SUITE = Path("~/.cache/massmerge/suites/text").expanduser()
 TASKS = ("products", "surnames", "questions")

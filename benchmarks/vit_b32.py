@@ -15,7 +15,7 @@ import yaml
 from transformers import CLIPVisionConfig, CLIPVisionModel
 from transformers.utils import logging
 
-from massmerge.tensorfile import write_tensors
+from massmerge.io.tensor_file import write_tensors
 
 WIDTH, LABELS = 768, 10
 logging.disable_progress_bar()

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from massmerge.bundle import MANIFEST, write_manifest
+from massmerge.bundle.reader import MANIFEST, write_manifest
 
 
 def resign(folder: Path, **changes) -> None:

@@ -8,8 +8,8 @@ import transformers as tf
 from torch import nn
 from torch.nn import functional as F
 
-from massmerge.example import CLIP_VOCABULARY, write_clip_processor
-from massmerge.tensorfile import TensorInfo, header_bytes
+from massmerge.cli.demo.example import CLIP_VOCABULARY, write_clip_processor
+from massmerge.io.tensor_file import TensorInfo, header_bytes
 
 CLASSES = ["cat", "dog", "red car"]
 WORDS = len(CLIP_VOCABULARY)

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from transformers.pytorch_utils import Conv1D
 
 import massmerge
-from massmerge.bundle import read_manifest, write_manifest
+from massmerge.bundle.reader import read_manifest, write_manifest
 from massmerge.checkpoints import Base, Expert, LowRank, find_source, is_adapter, narrow, open_base, open_expert
 from massmerge.checkpoints.experts import task_skeleton
 from massmerge.checkpoints.skeleton import from_matrix
-from massmerge.example import make_example
+from massmerge.cli.demo.example import make_example
 from naive import tsv_merge
 
 _SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

@@ -6,7 +6,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from massmerge.prepare import prepare
+from massmerge.merging.prepare import prepare
 from massmerge.recipe import Recipe
 from models import FAMILIES, rows_of, write_family
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import massmerge
-from massmerge.example import make_example
+from massmerge.cli.demo.example import make_example
 
 TEXTS = [
     "win a free prize now",

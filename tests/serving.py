@@ -18,8 +18,8 @@ from types import SimpleNamespace
 import httpx
 
 from commands import _context
-from massmerge.answers import Answer, Prediction, Routing
 from massmerge.errors import InputError
+from massmerge.model.answers import Answer, Prediction, Routing
 from massmerge.serve import service
 from massmerge.serve.app import make_app
 from massmerge.serve.loaded import Loaded

@@ -10,11 +10,11 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file
 
-from massmerge.bundle import Bundle
+from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints import AdapterExpert, LowRank, adapters
 from massmerge.errors import InputError
-from massmerge.merging import merge
-from massmerge.prepare import make_plan
+from massmerge.merging.prepare import make_plan
+from massmerge.merging.run import merge
 from models import FAMILIES, assert_same, open_pair, rewrite, state_of, weights_of, write_recipe
 
 BERT = FAMILIES["bert"]

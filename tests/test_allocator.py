@@ -6,7 +6,7 @@ import resource
 import pytest
 import torch
 
-from massmerge.allocator import keep_buffers, mapped_buffers
+from massmerge.io.allocator import keep_buffers, mapped_buffers
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator is set")
 ROUNDS = 40

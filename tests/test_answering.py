@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from massmerge.answering import open_answering
 from massmerge.errors import InputError
-from massmerge.prepare import prepare
+from massmerge.merging.prepare import prepare
+from massmerge.model.answering import open_answering
 from massmerge.recipe import Recipe
 from models import FAMILIES, backbone_of, logits_of, rows_of, write_family, write_recipe
 

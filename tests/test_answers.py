@@ -9,7 +9,7 @@ import torch
 import massmerge
 from answers import bert_rows
 from massmerge import InputError
-from massmerge.answers import rank_answers
+from massmerge.model.answers import rank_answers
 from massmerge.recipe import AnswerOptions
 from models import family_bundle, logits_of, with_options
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from massmerge import Bundle, InputError, merge
-from massmerge.bundle import MANIFEST, file_sha256, read_manifest, sign_manifest
+from massmerge.bundle.reader import MANIFEST, file_sha256, read_manifest, sign_manifest
 from models import contents, write_family
 
 

@@ -9,15 +9,15 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 import massmerge
-import massmerge.voters as voters
+import massmerge.model.route.voters as voters
 from answers import vit_images
 from massmerge import InputError
-from massmerge.bundle import Bundle
-from massmerge.calibration import calibrate, fit_router
+from massmerge.bundle.reader import Bundle
 from massmerge.cli.main import main
+from massmerge.merging.verify import verify_bundle
+from massmerge.model.calibrate import calibrate, fit_router
+from massmerge.model.route.voters import site_router
 from massmerge.routing.projection import ProjectionRouter
-from massmerge.verification import verify_bundle
-from massmerge.voters import site_router
 from models import FAMILIES, contents, family_bundle, image_bundle, rows_of, text_bundle, with_options
 
 INPUTS = {

@@ -6,10 +6,10 @@ import re
 import pytest
 
 from answers import vit_images
-from massmerge.answers import Prediction, Routing
-from massmerge.candidates import certainty, settle, spread
 from massmerge.cli.explain import describe
-from massmerge.explanation import explain
+from massmerge.model.answers import Prediction, Routing
+from massmerge.model.explain import explain
+from massmerge.model.route.candidates import certainty, settle, spread
 
 
 def naive(model, image, count, limit, confidence):

@@ -9,11 +9,11 @@ import pytest
 import massmerge
 from changes import bundles
 from massmerge import InputError, MassError, merge
-from massmerge.calibration import calibrate
 from massmerge.checkpoints.experts import FullExpert
-from massmerge.export import export_bundle
-from massmerge.merging import Silent
-from massmerge.model import Model
+from massmerge.merging.run import Silent
+from massmerge.model.calibrate import calibrate
+from massmerge.model.export import export_bundle
+from massmerge.model.model import Model
 from models import FAMILIES, contents, text_bundle, write_family
 
 TEXTS = {"spam": ["win a free prize"], "topic": ["the team won"], "mood": ["so sad"]}

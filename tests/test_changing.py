@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 import massmerge
 from changes import TASKS, bundles, run, write_adapter, write_decoder
 from massmerge import Bundle
-from massmerge.calibration import calibrate
-from massmerge.verification import verify_bundle
+from massmerge.merging.verify import verify_bundle
+from massmerge.model.calibrate import calibrate
 from models import FAMILIES, contents, rows_of, text_bundle, write_family, write_recipe
 
 

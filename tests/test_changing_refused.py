@@ -9,8 +9,8 @@ import massmerge
 from changes import bundles, run, write_adapter, write_decoder
 from commands import mass
 from massmerge import Bundle, InputError, MassError
-from massmerge.bundle import read_manifest
-from massmerge.merging import Silent
+from massmerge.bundle.reader import read_manifest
+from massmerge.merging.run import Silent
 from models import FAMILIES, contents, rewrite, write_recipe
 from pairs import shifted
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 import massmerge
 from massmerge.cli.main import main
-from massmerge.explanation import explain
+from massmerge.model.explain import explain
 from models import image_bundle, text_bundle, with_options
 
 

@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 import massmerge
 from massmerge.cli import predict as verb
-from massmerge.rows import NamedInput
+from massmerge.io.rows import NamedInput
 from models import family_bundle, image_bundle, text_bundle, with_options
 from predict_command import rows, run
 

@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from massmerge.cli import predict as verb
 from massmerge.cli import writers
-from massmerge.rows import NamedInput
+from massmerge.io.rows import NamedInput
 from models import contents, text_bundle
 from predict_command import inputs_of, rows, run
 

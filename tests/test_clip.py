@@ -14,12 +14,12 @@ from torch.nn import functional as F
 import massmerge
 from clip_models import CLASSES, OpenClip, make_clip, naive_head, write_clip
 from massmerge.checkpoints import find_source, open_base
+from massmerge.cli.demo.example import write_clip_processor
 from massmerge.cli.main import main
 from massmerge.errors import InputError
-from massmerge.example import write_clip_processor
-from massmerge.export import export_bundle
-from massmerge.heads.text import template_sets
-from massmerge.interpret import interpret
+from massmerge.merging.heads.text import template_sets
+from massmerge.model.export import export_bundle
+from massmerge.research.interpret import interpret
 from models import logits_of, rows_of
 
 TEMPLATES = ["a photo of a {}.", "the {} of my friend."]

@@ -7,8 +7,9 @@ import time
 import pytest
 
 import massmerge
-from massmerge import InputError, damage
-from massmerge.bundle import read_manifest, sign_manifest
+from massmerge import InputError
+from massmerge.bundle import damage
+from massmerge.bundle.reader import read_manifest, sign_manifest
 from models import FAMILIES, family_bundle, rows_of, text_bundle
 
 ROWS = rows_of(FAMILIES["bert"].make_inputs(3))
@@ -156,7 +157,7 @@ def test_what_is_read_into_memory_does_not_need_its_files(root, tmp_path):
 
 
 def test_a_bundle_that_is_replaced_while_it_is_loaded_is_refused(bundle, monkeypatch):
-    from massmerge import runtime
+    from massmerge.model import load as runtime
 
     load = runtime._load
 

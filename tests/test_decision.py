@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from answers import vit_images
-from massmerge.decision import Choice, CloserLook, cast_votes, count_votes
+from massmerge.model.route.decide import Choice, CloserLook, cast_votes, count_votes
+from massmerge.model.route.first_pass import Voter
 from massmerge.recipe import RouterOptions, Unknown
-from massmerge.routing import Activation, Voter, margins, standardize
+from massmerge.routing import Activation, margins, standardize
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.routing.sites import Site
 

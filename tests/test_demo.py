@@ -16,15 +16,15 @@ from transformers import ViTImageProcessorPil
 
 from massmerge import Bundle
 from massmerge.checkpoints import LowRank, find_source, open_adapter, open_base
+from massmerge.cli.demo import base as minilm
+from massmerge.cli.demo import text
+from massmerge.cli.demo.folder import Placed, open_folder, place
 from massmerge.cli.main import main
 from massmerge.cli.serve import serve
-from massmerge.demo import base as minilm
-from massmerge.demo import text
-from massmerge.demo.folder import Placed, open_folder, place
 from massmerge.errors import InputError, MassError
+from massmerge.merging.verify import verify_bundle
 from massmerge.serve.loaded import load_bundle
 from massmerge.serve.settings import Settings
-from massmerge.verification import verify_bundle
 from models import write_family
 
 TASKS = list(json.loads((text.DATA / "about.json").read_text(encoding="utf-8"))["tasks"])
@@ -165,7 +165,7 @@ def shown(tmp_path_factory):
     folder = tmp_path_factory.mktemp("real") / "demo"
     whole = text.make_text_demo
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("massmerge.demo.make_text_demo", lambda place: dataclasses.replace(whole(place), limit=4))
+        patch.setattr("massmerge.cli.demo.make_text_demo", lambda place: dataclasses.replace(whole(place), limit=4))
         result = run("demo", "--folder", folder)
     assert result.exit_code == 0, result.output
     return result.stdout, folder

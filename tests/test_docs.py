@@ -25,8 +25,8 @@ from click.testing import CliRunner
 from pydantic import BaseModel
 
 import massmerge
+from massmerge.cli.demo.example import make_example
 from massmerge.cli.main import VERBS, main
-from massmerge.example import make_example
 from massmerge.recipe import Recipe
 from serving import serving
 

@@ -174,7 +174,7 @@ def test_another_router_can_be_chosen(tmp_path, root):
     suite, rows = text_suite(tmp_path, root)
     bundle = tmp_path / "bundle"
     shutil.copytree(text_bundle(root), bundle)
-    from massmerge.calibration import calibrate
+    from massmerge.model.calibrate import calibrate
 
     calibrate(bundle, {task: [text for text, _ in pairs] for task, pairs in rows.items()})
     fitted, plain = (massmerge.evaluate(bundle, suite, router=router, oracle=False) for router in (None, "projection"))

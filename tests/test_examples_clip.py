@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 import massmerge
 from clip_models import OpenClip, naive_head, write_headers
 from massmerge.checkpoints import find_source, open_base
-from massmerge.example import write_clip_processor
-from massmerge.heads.labels import read_labels
-from massmerge.heads.text import read_texts, template_sets
+from massmerge.cli.demo.example import write_clip_processor
+from massmerge.merging.heads.labels import read_labels
+from massmerge.merging.heads.text import read_texts, template_sets
 from massmerge.recipe import TextHead
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "clip"

@@ -7,11 +7,11 @@ import torch
 import transformers as tf
 from safetensors.torch import save_file
 
-from massmerge.bundle import Bundle
+from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.skeleton import from_matrix
-from massmerge.deltas import keep
 from massmerge.errors import InputError
-from massmerge.merging import merge
+from massmerge.merging.deltas import keep
+from massmerge.merging.run import merge
 from models import FAMILIES, assert_same, backbone_of, open_pair, save_as, state_of, weights_of, write_family
 from pairs import BERT, write_bert, write_pair
 

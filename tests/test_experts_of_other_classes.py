@@ -6,10 +6,10 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 
 from massmerge import load
-from massmerge.bundle import Bundle
+from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
-from massmerge.merging import merge
-from massmerge.prepare import make_plan
+from massmerge.merging.prepare import make_plan
+from massmerge.merging.run import merge
 from models import FAMILIES, assert_same, backbone_of, open_pair, rewrite, rows_of, state_of, weights_of
 from pairs import BERT, shifted, write_pair
 

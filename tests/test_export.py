@@ -17,8 +17,8 @@ from torch import nn
 from massmerge import Recipe, load, merge
 from massmerge.cli.main import main
 from massmerge.errors import InputError, MassError
-from massmerge.export import export_bundle, run
-from massmerge.export.layout import make_layout
+from massmerge.model.export import export_bundle, run
+from massmerge.model.export.layout import make_layout
 from models import (
     FAMILIES,
     contents,

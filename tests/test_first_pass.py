@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import massmerge
-from massmerge.routing import FirstPass, Voter, find_sites
-from massmerge.routing.first_pass import pool
-from massmerge.trees import shared_copy
+from massmerge.model.route.first_pass import FirstPass, Voter, pool
+from massmerge.model.trees import shared_copy
+from massmerge.routing import find_sites
 from models import FAMILIES, backbone_of, dense_expert, make_bundle, read_deltas, rows_of, with_options
 from naive import distinct, svd, tsv_merge
 

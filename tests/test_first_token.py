@@ -5,9 +5,9 @@ import torch
 
 import massmerge
 from answers import assert_same_answers, vit_images
+from massmerge.model.second_pass.first_token import first_token_layers
+from massmerge.model.second_pass.install import PROBE_BATCH, observe
 from massmerge.routing.sites import probe_inputs
-from massmerge.subspace.first_token import first_token_layers
-from massmerge.subspace.install import PROBE_BATCH, observe
 from models import FAMILIES, family_bundle, rows_of
 
 # What the class's own head reads: the first token, all of them (dinov2, clip), or the last one (gpt2, llama).

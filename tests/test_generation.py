@@ -11,9 +11,9 @@ from peft import PeftModel
 
 import massmerge
 from massmerge import InputError
+from massmerge.cli.demo.example import make_writing_example
 from massmerge.cli.main import main
-from massmerge.example import make_writing_example
-from massmerge.export import export_bundle
+from massmerge.model.export import export_bundle
 from models import FAMILIES, backbone_of, dense_changes, family_bundle, rows_of, text_bundle, with_options, write_recipe
 from naive import tsv_merge
 
@@ -111,7 +111,7 @@ def test_the_language_model_of_a_set_has_the_logits_of_a_dense_checkpoint(bundle
     batch = {"input_ids": prompts(kind)[4]["input_ids"][None]}
     if kind.startswith("t5"):
         batch["decoder_input_ids"] = torch.tensor([[0, 5, 9]])
-    from massmerge.subspace.segments import Segment, Segments, running
+    from massmerge.model.second_pass.segments import Segment, Segments, running
 
     with torch.inference_mode(), running(Segments((Segment(changes, 0, 1),), 1)):
         found = runtime.language_models.of(changes)(**batch).logits

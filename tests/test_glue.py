@@ -15,10 +15,10 @@ from click.testing import CliRunner
 import massmerge
 from massmerge import InputError, Recipe, Suite
 from massmerge.checkpoints.skeleton import Skeleton, build
+from massmerge.cli.demo.example import make_writing_example
 from massmerge.cli.main import main
 from massmerge.evaluation.metrics import Given, plain_text, spearman, statistic, written
-from massmerge.example import make_writing_example
-from massmerge.tensorfile import TensorInfo, header_bytes
+from massmerge.io.tensor_file import TensorInfo, header_bytes
 
 GLUE = Path(__file__).parents[1] / "examples" / "glue"
 TASKS = ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb"]

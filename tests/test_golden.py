@@ -7,7 +7,7 @@ import pytest
 
 import massmerge
 from golden.make import HERE, KINDS, TASKS, answers, inputs, layout, make
-from massmerge.bundle import FORMAT_VERSION, find_damage, read_manifest
+from massmerge.bundle.reader import FORMAT_VERSION, find_damage, read_manifest
 
 STORED = sorted(path.with_suffix("") for path in HERE.glob("*/*.json"))
 

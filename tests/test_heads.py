@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from massmerge.errors import InputError
-from massmerge.heads import find_head
-from massmerge.heads.labels import read_labels
-from massmerge.heads.sources import write_head
-from massmerge.prepare import make_plan
+from massmerge.merging.heads import find_head
+from massmerge.merging.heads.labels import read_labels
+from massmerge.merging.heads.sources import write_head
+from massmerge.merging.prepare import make_plan
 from massmerge.recipe import TaskRecipe
 from models import FAMILIES, open_pair
 

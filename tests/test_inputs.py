@@ -12,7 +12,7 @@ from PIL import Image
 
 import massmerge
 from massmerge import InputError
-from massmerge.inputs import InputReader
+from massmerge.model.inputs import InputReader
 from models import FAMILIES, family_bundle, image_bundle, text_bundle
 
 

@@ -6,8 +6,8 @@ from PIL import Image
 
 import naive
 from massmerge import Bundle, InputError, merge
+from massmerge.bundle.inspect import block_of, inspect_bundle, plot_inspection
 from massmerge.cli.inspect import describe
-from massmerge.inspection import block_of, inspect_bundle, plot_inspection
 from models import FAMILIES, read_deltas, write_recipe, write_shifted
 
 TASKS = ["first", "twin", "other"]

@@ -14,9 +14,9 @@ import massmerge
 from clip_models import write_clip
 from massmerge import InputError
 from massmerge.cli.main import main
-from massmerge.interpret import interpret, text_span
-from massmerge.interpret.decoding import BANK, read_bank
-from massmerge.tensorfile import read_header, read_tensor
+from massmerge.io.tensor_file import read_header, read_tensor
+from massmerge.research.interpret import interpret, text_span
+from massmerge.research.interpret.decoding import BANK, read_bank
 from models import image_bundle, text_bundle, write_recipe
 
 WORDS = [

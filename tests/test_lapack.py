@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from massmerge.lapack import top_eigh
+from massmerge.linalg.lapack import top_eigh
 
 
 def gram(n: int, seed: int, dtype: str = "float64") -> NDArray:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import naive
-from massmerge.linalg import (
+from massmerge.linalg.factors import (
     Factors,
     accept_distinct,
     core_matrix,
@@ -219,7 +219,7 @@ def test_weighted_core_is_that_of_scaled_singular_vectors(tasks: list[Factors], 
 def test_quick_core_of_tasks_that_share_little_needs_no_eigenvalues(ranks: tuple[int, ...], monkeypatch) -> None:
     tasks = [factors(200, 150, rank, seed) for seed, rank in enumerate(ranks)]
     expected = core_matrix(tasks)
-    monkeypatch.setattr("massmerge.linalg.core_matrix", None)
+    monkeypatch.setattr("massmerge.linalg.factors.core_matrix", None)
     assert naive.relative_error(quick_core(tasks), expected) <= 1e-5
 
 

@@ -12,13 +12,13 @@ from transformers import AutoModel
 import naive
 import naive_methods
 from massmerge import InputError, merge
-from massmerge.merging import Silent
-from massmerge.methods import Deltas, Known
-from massmerge.methods.consensus import consensus
-from massmerge.methods.dare import dare, kept_entries
-from massmerge.methods.isotropic import iso_c, iso_cts
-from massmerge.methods.scales import candidates, published_scale
-from massmerge.methods.ties import ROUNDS, ties
+from massmerge.merging.run import Silent
+from massmerge.merging.static import Deltas, Known
+from massmerge.merging.static.consensus import consensus
+from massmerge.merging.static.dare import dare, kept_entries
+from massmerge.merging.static.isotropic import iso_c, iso_cts
+from massmerge.merging.static.scales import candidates, published_scale
+from massmerge.merging.static.ties import ROUNDS, ties
 from models import FAMILIES, contents, read_deltas, write_family, write_recipe, write_shifted
 
 TASKS = {"red": 2, "green": 3, "blue": 2}

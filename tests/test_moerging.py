@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from massmerge.answers import Prediction
 from massmerge.errors import InputError
-from massmerge.moerging import PEERS
-from massmerge.moerging.entropy import entropy
-from massmerge.moerging.twin import fit_router
-from massmerge.moerging.votes import Pass, shares
+from massmerge.model.answers import Prediction
+from massmerge.research.peers import PEERS
+from massmerge.research.peers.entropy import entropy
+from massmerge.research.peers.twin import fit_router
+from massmerge.research.peers.votes import Pass, shares
 from models import FAMILIES, logits_of, rows_of, write_recipe, write_shifted
 from peer_sources import TASKS, is_mlp, opened, peer_folder, some_inputs
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from massmerge.moerging import PEERS
-from massmerge.trees import replace_module
+from massmerge.model.trees import replace_module
+from massmerge.research.peers import PEERS
 from models import FAMILIES, logits_of, read_deltas, rows_of, write_recipe, write_shifted
 from naive import svd
 from peer_sources import TASKS, is_mlp, opened, peer_folder, some_inputs

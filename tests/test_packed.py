@@ -10,9 +10,9 @@ from torch import nn
 
 import massmerge
 from answers import assert_same_answers, vit_images
-from massmerge import packed
-from massmerge.packed import PackedLinear, PackedPatches, pack_layers, patch_layer
-from massmerge.trees import shared_copy
+from massmerge.model.speed import packed
+from massmerge.model.speed.packed import PackedLinear, PackedPatches, pack_layers, patch_layer
+from massmerge.model.trees import shared_copy
 from models import make_bundle
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN packs nothing")

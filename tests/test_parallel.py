@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import massmerge
-from massmerge import parallel
+from massmerge.model.speed import parallel
 from models import FAMILIES, family_bundle, rows_of
 
 CPU = torch.device("cpu")

@@ -8,9 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from changes import run, write_adapter
-from massmerge import Bundle, InputError, make_plan, merge, tensorfile
-from massmerge.bundle import BASE_WEIGHTS, MANIFEST
-from massmerge.verification import verify_bundle
+from massmerge import Bundle, InputError, make_plan, merge
+from massmerge.bundle.reader import BASE_WEIGHTS, MANIFEST
+from massmerge.io import tensor_file as tensorfile
+from massmerge.merging.verify import verify_bundle
 from models import FAMILIES, rewrite, save_as, write_family, write_recipe, write_shifted
 
 COUNTS = (4, 8, 14, 20)

@@ -6,7 +6,7 @@ import pytest
 from massmerge.evaluation import plots
 from massmerge.evaluation.report import Picture, write_report
 from massmerge.evaluation.results import Confusion
-from massmerge.evaluation.studies.plots import ranked_bars
+from massmerge.research.studies.plots import ranked_bars
 
 
 @pytest.mark.parametrize("count", [1, 12])

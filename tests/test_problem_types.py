@@ -13,15 +13,15 @@ from transformers import AutoTokenizer, BertForSequenceClassification, BertForTo
 
 import massmerge
 from massmerge import InputError, MassError
-from massmerge.answers import make_prediction
-from massmerge.bundle import Bundle, read_manifest, write_manifest
+from massmerge.bundle.reader import Bundle, read_manifest, write_manifest
+from massmerge.cli.demo.example import make_writing_example
 from massmerge.cli.main import main
-from massmerge.example import make_writing_example
-from massmerge.export import export_bundle
-from massmerge.moerging import PEERS
-from massmerge.prepare import make_plan, prepare
+from massmerge.merging.prepare import make_plan, prepare
+from massmerge.model.answers import make_prediction
+from massmerge.model.export import export_bundle
+from massmerge.model.static import StaticModel
 from massmerge.recipe import AnswerOptions, Recipe
-from massmerge.static_model import StaticModel
+from massmerge.research.peers import PEERS
 from models import FAMILIES, write_family
 from problem_types import TEXTS, change_config, change_tensors, made, overflowing, write_example
 from serving import serving

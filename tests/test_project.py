@@ -61,7 +61,10 @@ def test_the_lowest_versions_are_those_that_are_tested():
     lines = (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines()
     tested = dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
     extras = PROJECT["project"]["optional-dependencies"]
-    asked = [*PROJECT["project"]["dependencies"], *(x for name in ("plot", "eval", "serve", "lora", "export") for x in extras[name])]
+    asked = [
+        *PROJECT["project"]["dependencies"],
+        *(x for name in ("plot", "eval", "serve", "lora", "export") for x in extras[name]),
+    ]
     floors = dict(re.match(r"([\w.-]+)(?:\[.*?\])?>=([\w.]+)", text).groups() for text in asked if ">=" in text)
     floors.pop("torch")  # tested at its pin
     assert floors.items() <= tested.items()

@@ -2,7 +2,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from massmerge.ranks import MatrixSize, core_bytes, factor_bytes, ranks_by_budget, ranks_by_rule, too_small, total_bytes
+from massmerge.merging.ranks import (
+    MatrixSize,
+    core_bytes,
+    factor_bytes,
+    ranks_by_budget,
+    ranks_by_rule,
+    too_small,
+    total_bytes,
+)
 
 sizes = st.lists(
     st.tuples(st.integers(1, 200), st.integers(1, 200), st.sampled_from([2, 4])), min_size=1, max_size=6

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from massmerge import InputError
-from massmerge.rows import read_inputs
+from massmerge.io.rows import read_inputs
 from tables import write_table
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from massmerge import merge
-from massmerge.merging import Silent
+from massmerge.merging.run import Silent
 from massmerge.routing.separation import separation, without_common
 from models import FAMILIES, write_recipe, write_shifted
 

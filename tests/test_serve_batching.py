@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from massmerge.answers import Prediction
+from massmerge.model.answers import Prediction
 from massmerge.serve.batching import Batcher, Choice, Fault
 from massmerge.serve.errors import ServiceError
 from massmerge.serve.worker import Text, Worker

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 from massmerge.checkpoints.skeleton import Slot, build, from_matrix, to_matrix
 from massmerge.errors import InputError
-from massmerge.tensorfile import TensorInfo
+from massmerge.io.tensor_file import TensorInfo
 from models import FAMILIES, assert_same, backbone_of, open_pair, rewrite, state_of, weights_of
 
 every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES.keys())

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer, BertForSequenceClassification
 
 from massmerge import InputError, Recipe, merge
+from massmerge.cli.demo.example import make_example
 from massmerge.cli.main import main
 from massmerge.evaluation.scales import best_scale, rescaled_weights, with_scale
-from massmerge.example import make_example
-from massmerge.prepare import prepare
-from massmerge.static_model import StaticModel
+from massmerge.merging.prepare import prepare
+from massmerge.model.static import StaticModel
 from models import rewrite, text_bundle
 
 TEXTS = ["win a free prize now", "vote on the law", "a sad film", "the team won the match", "call now", "happy song"]

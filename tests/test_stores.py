@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from massmerge.checkpoints.stores import HeaderStore, PickleStore, open_file, open_folder
 from massmerge.errors import InputError
-from massmerge.tensorfile import TensorInfo
+from massmerge.io.tensor_file import TensorInfo
 from models import FAMILIES, save_as
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2), "steps": torch.tensor(7)}

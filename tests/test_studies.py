@@ -8,14 +8,14 @@ from click.testing import CliRunner
 import massmerge
 from massmerge import InputError
 from massmerge.cli.main import main
-from massmerge.evaluation.studies import STUDIES
-from massmerge.evaluation.studies.cells import Cells, checksum
-from massmerge.evaluation.studies.figures import summarize
-from massmerge.evaluation.studies.opening import open_studies
-from massmerge.evaluation.studies.result import verdict_words
-from massmerge.evaluation.studies.run import run_studies
-from massmerge.evaluation.studies.settings import Settings
-from massmerge.evaluation.studies.study import Study, Verdict
+from massmerge.research.studies import STUDIES
+from massmerge.research.studies.cells import Cells, checksum
+from massmerge.research.studies.figures import summarize
+from massmerge.research.studies.opening import open_studies
+from massmerge.research.studies.result import verdict_words
+from massmerge.research.studies.run import run_studies
+from massmerge.research.studies.settings import Settings
+from massmerge.research.studies.study import Study, Verdict
 from models import with_options
 from study_suite import study_bundle, write_study_suite
 
@@ -38,7 +38,7 @@ def suite(tmp_path_factory):
 @pytest.fixture
 def no_plots(monkeypatch):
     """Drawing takes longer than tiny models."""
-    monkeypatch.setattr("massmerge.evaluation.studies.result.write_report", lambda *args: None)
+    monkeypatch.setattr("massmerge.research.studies.result.write_report", lambda *args: None)
 
 
 def context_of(suite, bundle, out, **more):
@@ -135,8 +135,8 @@ def no_computing(monkeypatch):
     def fail(*args, **kwargs):
         raise AssertionError("something was computed")
 
-    monkeypatch.setattr("massmerge.evaluation.studies.context.load_runtime", fail)
-    monkeypatch.setattr("massmerge.evaluation.studies.context.merge", fail)
+    monkeypatch.setattr("massmerge.research.studies.context.load_runtime", fail)
+    monkeypatch.setattr("massmerge.research.studies.context.merge", fail)
 
 
 def write_suite(folder, text):
@@ -236,13 +236,13 @@ def test_the_folder_holds_figures_words_and_plots(layers):
 
 
 def test_a_second_run_computes_nothing_and_finds_the_same(layers, suite, bundle, monkeypatch, no_plots):
-    monkeypatch.setattr("massmerge.evaluation.studies.scores._score", None)
+    monkeypatch.setattr("massmerge.research.studies.scores._score", None)
     (again,) = run_studies("layers", suite, layers[0], bundle=bundle)
     assert again.finding.rows == layers[1].finding.rows
 
 
 def test_a_killed_study_goes_on_and_ends_in_the_same_figures(layers, suite, bundle, tmp_path, monkeypatch, no_plots):
-    from massmerge.evaluation.studies import scores
+    from massmerge.research.studies import scores
 
     real, done = scores._score, []
 

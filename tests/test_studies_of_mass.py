@@ -9,19 +9,19 @@ import yaml
 
 import massmerge
 from massmerge import InputError, MassError
-from massmerge.answers import Routing, make_prediction
 from massmerge.evaluation.data import batches_of_one_task
 from massmerge.evaluation.metrics import given_of
 from massmerge.evaluation.prepared import prepare_evaluation
-from massmerge.evaluation.studies import STUDIES
-from massmerge.evaluation.studies.batch import ALL_INPUTS, PROBES
-from massmerge.evaluation.studies.book import AnswerBook, HeadAnswer, choose
-from massmerge.evaluation.studies.fixed import accepted_tasks, fixed_pass
-from massmerge.evaluation.studies.opening import open_studies
-from massmerge.evaluation.studies.run import run_studies
-from massmerge.evaluation.studies.settings import Settings
 from massmerge.evaluation.suite import join_labels
+from massmerge.model.answers import Routing, make_prediction
 from massmerge.recipe import AnswerOptions, Redundancy
+from massmerge.research.studies import STUDIES
+from massmerge.research.studies.batch import ALL_INPUTS, PROBES
+from massmerge.research.studies.book import AnswerBook, HeadAnswer, choose
+from massmerge.research.studies.fixed import accepted_tasks, fixed_pass
+from massmerge.research.studies.opening import open_studies
+from massmerge.research.studies.run import run_studies
+from massmerge.research.studies.settings import Settings
 from models import with_options
 from study_suite import study_bundle, write_study_suite
 
@@ -48,7 +48,7 @@ def everything(suite, bundle, out):
     """Every study of this file, run once as `mass study all --quick --search` would."""
     settings = Settings(quick=True, options={"search": True, "trials": 4})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("massmerge.evaluation.studies.run.STUDIES", {name: STUDIES[name] for name in OWN})
+        patch.setattr("massmerge.research.studies.run.STUDIES", {name: STUDIES[name] for name in OWN})
         results = run_studies("all", suite, out, bundle=bundle, recipe=bundle.parent / "recipe.yaml", settings=settings)
     return {result.study.name: result for result in results}
 
@@ -61,7 +61,7 @@ def context(suite, bundle, out):
 @pytest.fixture
 def no_plots(monkeypatch):
     """Drawing takes longer than tiny models."""
-    monkeypatch.setattr("massmerge.evaluation.studies.result.write_report", lambda *args: None)
+    monkeypatch.setattr("massmerge.research.studies.result.write_report", lambda *args: None)
 
 
 def rows_of(result, **wanted):
@@ -93,7 +93,7 @@ def test_a_score_of_the_routers_study_is_that_of_a_bundle(everything, bundle, su
 def test_a_fitted_router_of_the_study_is_that_of_a_calibrated_bundle(
     everything, context, bundle, suite, tmp_path, kind
 ):
-    from massmerge.calibration import calibrate
+    from massmerge.model.calibrate import calibrate
 
     calibrated = with_options(bundle, tmp_path / "b")
     prepared = prepare_evaluation(bundle, suite, split="validation", limit=16)
@@ -142,7 +142,7 @@ def test_the_filter_leaves_out_what_it_leaves_out_of_a_bundle(fixed_bundle, suit
 def test_through_the_fixed_model_the_study_routes_as_a_bundle_with_it(
     fixed_bundle, suite, tmp_path, monkeypatch, no_plots
 ):
-    monkeypatch.setattr("massmerge.evaluation.studies.redundancy._QUICK", (0.0, 0.9))
+    monkeypatch.setattr("massmerge.research.studies.redundancy._QUICK", (0.0, 0.9))
     (result,) = run_studies("redundancy", suite, tmp_path, bundle=fixed_bundle / "base", settings=Settings(quick=True))
     (row,) = rows_of(result, filter="cosine", threshold=0.0)
     found = massmerge.evaluate(fixed_bundle / "fixed", suite, oracle=False)
@@ -290,7 +290,7 @@ def test_where_mass_does_not_win_the_report_says_so_and_why(everything, out):
 
 
 def test_a_second_run_computes_nothing_and_finds_the_same(everything, suite, bundle, out, monkeypatch, no_plots):
-    monkeypatch.setattr("massmerge.evaluation.studies.scores._score", None)
+    monkeypatch.setattr("massmerge.research.studies.scores._score", None)
     monkeypatch.setattr(massmerge.Model, "answer", None)
     settings = Settings(quick=True, options={"search": True, "trials": 4})
     recipe = bundle.parent / "recipe.yaml"

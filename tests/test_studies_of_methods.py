@@ -9,19 +9,19 @@ from transformers import AutoTokenizer
 
 import massmerge
 from massmerge import Bundle, StaticModel, merge
-from massmerge.answering import open_answering
 from massmerge.evaluation.scales import with_scale
-from massmerge.evaluation.studies import STUDIES, compared
-from massmerge.evaluation.studies.leave_one_out import LentHead
-from massmerge.evaluation.studies.methods import method_rows
-from massmerge.evaluation.studies.opening import open_studies
-from massmerge.evaluation.studies.run import run_studies
-from massmerge.evaluation.studies.scaling import counts
-from massmerge.evaluation.studies.settings import Settings
-from massmerge.evaluation.studies.statics import StaticMerge, static_recipe, subset
-from massmerge.prepare import prepare
+from massmerge.merging.prepare import prepare
+from massmerge.model.answering import open_answering
+from massmerge.model.load import load_runtime
 from massmerge.recipe import Recipe
-from massmerge.runtime import load_runtime
+from massmerge.research.studies import STUDIES, compared
+from massmerge.research.studies.leave_one_out import LentHead
+from massmerge.research.studies.methods import method_rows
+from massmerge.research.studies.opening import open_studies
+from massmerge.research.studies.run import run_studies
+from massmerge.research.studies.scaling import counts
+from massmerge.research.studies.settings import Settings
+from massmerge.research.studies.statics import StaticMerge, static_recipe, subset
 from models import dense_expert
 from study_suite import study_bundle, write_study_suite
 

@@ -13,15 +13,15 @@ from torch import nn
 import massmerge
 from massmerge import Bundle, InputError
 from massmerge.cli.main import main
-from massmerge.evaluation.compute import operations, time_ratios
-from massmerge.evaluation.studies.context import Settings
-from massmerge.evaluation.studies.run import run_studies
-from massmerge.moerging import PEERS
-from massmerge.moerging.options import parse_options
-from massmerge.packed import pack_layers
-from massmerge.prepare import prepare
+from massmerge.io.tensor_file import read_header
+from massmerge.merging.prepare import prepare
+from massmerge.model.speed.packed import pack_layers
 from massmerge.recipe import Recipe
-from massmerge.tensorfile import read_header
+from massmerge.research.peers import PEERS
+from massmerge.research.peers.options import parse_options
+from massmerge.research.studies.compute import operations, time_ratios
+from massmerge.research.studies.context import Settings
+from massmerge.research.studies.run import run_studies
 from models import FAMILIES, dense_expert, family_bundle, logits_of, rows_of
 from study_suite import study_bundle, write_study_suite
 
@@ -140,8 +140,8 @@ def test_work_is_at_least_a_forward_pass_and_that_of_two_passes_is_more(run):
 
 
 def test_the_work_of_models_whose_weights_are_packed_is_that_of_their_products(root, suite, tmp_path, monkeypatch):
-    monkeypatch.setattr("massmerge.evaluation.studies.result.write_report", lambda *args: None)
-    monkeypatch.setattr("massmerge.evaluation.studies.storage.PEERS", {"smile_2": PEERS["smile_2"]})
+    monkeypatch.setattr("massmerge.research.studies.result.write_report", lambda *args: None)
+    monkeypatch.setattr("massmerge.research.studies.storage.PEERS", {"smile_2": PEERS["smile_2"]})
     large = study_bundle(root, "large", **LARGE)
     options = {"bundle": large, "recipe": large.parent / "recipe.yaml", "settings": Settings(quick=True)}
     (result,) = run_studies("storage", suite, tmp_path, **options)
@@ -187,7 +187,7 @@ def test_an_option_that_there_is_not_is_named(text, message):
 
 
 def test_the_command_sets_ranks_of_smile_and_steps_of_wemoe(bundle, suite, tmp_path, monkeypatch):
-    monkeypatch.setattr("massmerge.evaluation.studies.result.write_report", lambda *args: None)
+    monkeypatch.setattr("massmerge.research.studies.result.write_report", lambda *args: None)
     made, real = {}, dict(PEERS)
 
     def noted(name):
@@ -196,7 +196,7 @@ def test_the_command_sets_ranks_of_smile_and_steps_of_wemoe(bundle, suite, tmp_p
         )
 
     monkeypatch.setattr(
-        "massmerge.evaluation.studies.methods.PEERS", {name: noted(name) for name in ("smile_1", "wemoe")}
+        "massmerge.research.studies.methods.PEERS", {name: noted(name) for name in ("smile_1", "wemoe")}
     )
     arguments = ["study", "methods", str(suite), "--bundle", str(bundle), "--recipe", str(bundle.parent / "recipe.yaml"),
                  "--out", str(tmp_path), "--quick", "--json", "--peer", "smile_1.rank=2",

@@ -11,13 +11,13 @@ from click.testing import CliRunner
 
 import massmerge
 from massmerge import InputError, Recipe
+from massmerge.cli.demo.example import make_writing_example
 from massmerge.cli.main import main
 from massmerge.evaluation.scales import choose_scale, with_scale
-from massmerge.evaluation.studies import STUDIES
-from massmerge.evaluation.studies.run import run_studies
-from massmerge.evaluation.studies.settings import Settings
-from massmerge.example import make_writing_example
 from massmerge.merge_options import MergeOptions
+from massmerge.research.studies import STUDIES
+from massmerge.research.studies.run import run_studies
+from massmerge.research.studies.settings import Settings
 from models import FAMILIES
 
 WORDS = ["free", "win", "prize", "call", "meeting", "report", "goal", "team", "vote", "law", "cell", "star"]

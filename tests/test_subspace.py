@@ -7,18 +7,18 @@ from transformers.pytorch_utils import Conv1D
 
 import massmerge
 from massmerge.errors import InputError
-from massmerge.linalg import Factors
-from massmerge.patches import cuts_patches
-from massmerge.subspace.cache import parse_bytes
-from massmerge.subspace.modules import (
+from massmerge.linalg.factors import Factors
+from massmerge.model.second_pass.cache import parse_bytes
+from massmerge.model.second_pass.modules import (
     SubspaceConv,
     SubspaceEmbedding,
     SubspaceLinear,
     SubspaceNorm,
     SubspacePatches,
 )
-from massmerge.subspace.segments import Segment, Segments, running
-from massmerge.subspace.updates import SetChanges
+from massmerge.model.second_pass.segments import Segment, Segments, running
+from massmerge.model.second_pass.updates import SetChanges
+from massmerge.model.speed.patches import cuts_patches
 from models import FAMILIES, dense_expert, family_bundle, logits_of, rows_of, with_options
 from naive import relative_error, tsv_merge, weighted_tsv_merge
 
@@ -354,7 +354,7 @@ def test_a_set_that_does_not_fit_is_not_held(root):
 
 
 def test_a_set_that_was_forgotten_and_made_anew_is_held_anew(root, monkeypatch):
-    monkeypatch.setattr("massmerge.runtime._KNOWN_SETS", 1)
+    monkeypatch.setattr("massmerge.model.load._KNOWN_SETS", 1)
     bundle, rows = family_bundle(root, "bert"), rows_of(FAMILIES["bert"].make_inputs(2))
     model = massmerge.load(bundle, cache="1GB")
     for task in ("a", "a", "a", "b", "a"):

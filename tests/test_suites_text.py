@@ -92,15 +92,15 @@ def test_adapters_of_all_tasks_start_from_the_same_matrices(suite):
     starts = []
     for task in ("imdb", "sms_spam"):
         folder = experts.make_expert(task, "lora", ft.Config(samples=16, batch_size=16, lr=0.0))
-        tensors = massmerge.tensorfile.read_header(folder / "adapter_model.safetensors")
-        starts.append({n: massmerge.tensorfile.read_tensor(i) for n, i in tensors.items() if "lora_A" in n})
+        tensors = massmerge.io.tensor_file.read_header(folder / "adapter_model.safetensors")
+        starts.append({n: massmerge.io.tensor_file.read_tensor(i) for n, i in tensors.items() if "lora_A" in n})
     assert starts[0]
     assert all(torch.equal(tensor, starts[1][name]) for name, tensor in starts[0].items())
 
 
 def test_no_adapter_is_put_on_the_pooler(suite):
     folder = experts.make_expert("imdb", "lora", ft.Config(samples=16, batch_size=16))
-    names = massmerge.tensorfile.read_header(folder / "adapter_model.safetensors")
+    names = massmerge.io.tensor_file.read_header(folder / "adapter_model.safetensors")
     assert not [name for name in names if "pooler" in name]
     assert {name.split(".layer.")[1][2:].split(".lora")[0] for name in names} == {
         "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",

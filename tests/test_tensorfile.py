@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from massmerge.errors import InputError
-from massmerge.tensorfile import (
+from massmerge.io.tensor_file import (
     DTYPES,
     TensorInfo,
     read_header,

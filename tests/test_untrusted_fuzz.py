@@ -13,9 +13,9 @@ import pytest
 import massmerge
 from attacks import resign
 from massmerge import Bundle, MassError
-from massmerge.bundle import sign_manifest
-from massmerge.inspection import inspect_bundle
-from massmerge.verification import verify_bundle
+from massmerge.bundle.inspect import inspect_bundle
+from massmerge.bundle.reader import sign_manifest
+from massmerge.merging.verify import verify_bundle
 from models import text_bundle
 
 VALUES = [

@@ -9,12 +9,12 @@ from datasets import Dataset, DatasetDict
 from massmerge import InputError, Suite
 from massmerge.evaluation.data import read_task
 from massmerge.evaluation.scales import choose_scale
-from massmerge.evaluation.studies import STUDIES
-from massmerge.evaluation.studies.opening import open_studies
-from massmerge.evaluation.studies.run import run_studies
-from massmerge.evaluation.studies.settings import Settings
-from massmerge.evaluation.studies.statics import StaticMerge
 from massmerge.recipe import Recipe
+from massmerge.research.studies import STUDIES
+from massmerge.research.studies.opening import open_studies
+from massmerge.research.studies.run import run_studies
+from massmerge.research.studies.settings import Settings
+from massmerge.research.studies.statics import StaticMerge
 from study_suite import TASKS, WORDS, study_bundle
 
 PAIRS = [" ".join(pair) for pair in itertools.combinations(WORDS.split(), 2)]

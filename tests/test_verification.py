@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 from massmerge import InputError, merge
-from massmerge.bundle import MANIFEST, write_manifest
-from massmerge.tensorfile import read_tensors, write_tensors
-from massmerge.verification import verify_bundle
+from massmerge.bundle.reader import MANIFEST, write_manifest
+from massmerge.io.tensor_file import read_tensors, write_tensors
+from massmerge.merging.verify import verify_bundle
 from models import FAMILIES, contents, rewrite, write_family, write_recipe
 
 FACTORS = "tasks/red/factors.safetensors"

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from massmerge import InputError, Recipe
-from massmerge.answering import open_sources
-from massmerge.moerging import PEERS
+from massmerge.model.answering import open_sources
+from massmerge.research.peers import PEERS
 from models import write_recipe
 from test_generation import CLASSES, NEW, dense_tokens, make_model, prompts
 from test_static_writers import make_writers, naive_sum
@@ -62,7 +62,7 @@ def test_wemoe_gates_the_mlps_of_encoder_and_decoder(tmp_path):
 
 @pytest.mark.parametrize("kind", ["t5 untied", "llama untied"])
 def test_wemoe_adapts_its_gates_until_it_is_surer_of_the_first_word(tmp_path, kind):
-    from massmerge.moerging.entropy import _logits, entropy
+    from massmerge.research.peers.entropy import _logits, entropy
 
     make_writers(tmp_path, kind)
     inputs = {task: prompts(kind) for task in "ab"}

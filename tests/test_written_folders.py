@@ -11,19 +11,19 @@ import pytest
 import torch
 
 import massmerge
-import massmerge.durable
-import massmerge.workfolder
+import massmerge.bundle.work_folder
+import massmerge.io.durable
 from changes import bundles, run
 from commands import mass
 from massmerge import Bundle, InputError, MassError, merge
-from massmerge.bundle import read_manifest
-from massmerge.calibration import calibrate
-from massmerge.durable import drafted, exchange, sync_tree
-from massmerge.export import export_bundle
-from massmerge.mergefolder import MergeFolder, recover
-from massmerge.model import Model
-from massmerge.tensorfile import read_tensors
-from massmerge.workfolder import WorkFolder
+from massmerge.bundle.reader import read_manifest
+from massmerge.bundle.work_folder import WorkFolder
+from massmerge.io.durable import drafted, exchange, sync_tree
+from massmerge.io.tensor_file import read_tensors
+from massmerge.merging.parts_folder import MergeFolder, recover
+from massmerge.model.calibrate import calibrate
+from massmerge.model.export import export_bundle
+from massmerge.model.model import Model
 from models import contents, text_bundle, write_family
 
 TEXTS = {"spam": "win a free prize now", "topic": "the team won the match", "mood": "so sad and bad"}
@@ -150,7 +150,7 @@ def test_a_calibration_that_fails_keeps_what_a_killed_merge_has_finished(bundle)
 
 
 def test_two_renames_do_where_folders_cannot_trade_places(bundle, monkeypatch):
-    monkeypatch.setattr(massmerge.workfolder, "exchange", lambda *_: False)
+    monkeypatch.setattr(massmerge.bundle.work_folder, "exchange", lambda *_: False)
     calibrate(bundle, {task: [text] for task, text in TEXTS.items()})
     assert Bundle(bundle).router_kind == "prototype" and names_beside(bundle) == ["bundle"]
 
@@ -180,7 +180,7 @@ def test_what_was_moved_aside_stays_when_something_else_has_taken_its_place(bund
     moved.parent.mkdir()
     bundle.rename(moved)
     shutil.copytree(other, bundle)
-    monkeypatch.setattr(massmerge.workfolder, "exchange", lambda *_: False)
+    monkeypatch.setattr(massmerge.bundle.work_folder, "exchange", lambda *_: False)
     with pytest.raises(MassError, match="Move one of the two away"):
         massmerge.remove(bundle, "a")
     assert contents(moved) == before and contents(bundle) == contents(other)
@@ -255,7 +255,7 @@ def test_killed_at_any_step_an_export_is_whole_or_not_there(bundle, tmp_path):
 def test_a_merge_does_not_replace_what_was_put_at_its_target_meanwhile(tmp_path):
     recipe = write_family(tmp_path, "bert", {"red": 2})
 
-    class Meanwhile(massmerge.merging.Silent):
+    class Meanwhile(massmerge.merging.run.Silent):
         def phase(self, name: str) -> None:
             (tmp_path / "out").mkdir()
             (tmp_path / "out" / "notes.txt").write_text("mine")
@@ -270,7 +270,7 @@ def test_a_merge_does_not_replace_what_was_put_at_its_target_meanwhile(tmp_path)
 
 def test_a_merge_that_fails_takes_nothing_from_one_that_came_after_it(tmp_path, monkeypatch):
     recipe = write_family(tmp_path, "bert", {"red": 2})
-    monkeypatch.setattr(massmerge.merging, "_refuse_changed", lambda prepared, work: None)
+    monkeypatch.setattr(massmerge.merging.run, "_refuse_changed", lambda prepared, work: None)
     held = []
     real = MergeFolder.discard
 
@@ -284,7 +284,7 @@ def test_a_merge_that_fails_takes_nothing_from_one_that_came_after_it(tmp_path, 
         raise InputError("wrong")
 
     monkeypatch.setattr(MergeFolder, "discard", discard)
-    monkeypatch.setattr(massmerge.merging, "findings", wrong)
+    monkeypatch.setattr(massmerge.merging.run, "findings", wrong)
     with pytest.raises(InputError, match="wrong"):
         merge(recipe, tmp_path / "out", workers=1)
     assert held == [True]
@@ -351,7 +351,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_goes_away_if_it_fails(
 
 def test_systems_that_cannot_sync_a_folder_are_not_asked_to(tmp_path, monkeypatch, synced):
     (tmp_path / "file").write_text("x")
-    monkeypatch.setattr(massmerge.durable, "_POSIX", False)
+    monkeypatch.setattr(massmerge.io.durable, "_POSIX", False)
     sync_tree(tmp_path)
     assert synced == [str(tmp_path / "file")]
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from benchmarks.suites.fetch import cache_root
 from massmerge.evaluation.report import as_markdown
-from massmerge.evaluation.studies import STUDIES
-from massmerge.evaluation.studies.overview import verdict_parts
-from massmerge.evaluation.studies.study import Verdict
+from massmerge.research.studies import STUDIES
+from massmerge.research.studies.overview import verdict_parts
+from massmerge.research.studies.study import Verdict
 
 
 def write_page(folders: Sequence[Path], suite: str, target: Path) -> Path:

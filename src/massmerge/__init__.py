@@ -4,19 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from massmerge.answers import Answer, Generation, Prediction, Routing
-    from massmerge.bundle import Bundle
-    from massmerge.changing import add, remove
+    from massmerge.bundle.reader import Bundle
     from massmerge.errors import InputError, MassError, Problem
     from massmerge.evaluation.evaluate import evaluate
     from massmerge.evaluation.results import Evaluation
     from massmerge.evaluation.suite import Suite
-    from massmerge.merging import merge
-    from massmerge.model import Model, load
-    from massmerge.plan import Plan
-    from massmerge.prepare import make_plan
+    from massmerge.merging.change import add, remove
+    from massmerge.merging.plan import Plan
+    from massmerge.merging.prepare import make_plan
+    from massmerge.merging.run import merge
+    from massmerge.model.answers import Answer, Generation, Prediction, Routing
+    from massmerge.model.model import Model, load
+    from massmerge.model.static import StaticModel
     from massmerge.recipe import Recipe
-    from massmerge.static_model import StaticModel
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,19 +27,19 @@ __all__ = [
 
 # Where each name lives. torch and transformers take seconds to import; who asks for a version or for help need not wait.
 _HOMES = {
-    "answers": ("Answer", "Generation", "Prediction", "Routing"),
-    "bundle": ("Bundle",),
-    "changing": ("add", "remove"),
+    "model.answers": ("Answer", "Generation", "Prediction", "Routing"),
+    "bundle.reader": ("Bundle",),
+    "merging.change": ("add", "remove"),
     "errors": ("InputError", "MassError", "Problem"),
     "evaluation.evaluate": ("evaluate",),
     "evaluation.results": ("Evaluation",),
     "evaluation.suite": ("Suite",),
-    "merging": ("merge",),
-    "model": ("Model", "load"),
-    "plan": ("Plan",),
-    "prepare": ("make_plan",),
+    "merging.run": ("merge",),
+    "model.model": ("Model", "load"),
+    "merging.plan": ("Plan",),
+    "merging.prepare": ("make_plan",),
     "recipe": ("Recipe",),
-    "static_model": ("StaticModel",),
+    "model.static": ("StaticModel",),
 }
 
 

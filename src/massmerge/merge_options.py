@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from massmerge.yamlfile import Part
+from massmerge.io.yaml_file import Part
 
 Method = Literal[
     "mass", "average", "task_arithmetic", "ties", "dare", "consensus", "tsv_m", "iso_c", "iso_cts", "tsv_c", "emr"

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from massmerge import yamlfile
+from massmerge.io import yaml_file as yamlfile
+from massmerge.io.yaml_file import Part
 from massmerge.merge_options import MergeOptions, Redundancy
-from massmerge.yamlfile import Part
 
 __all__ = [
     "AnswerOptions",

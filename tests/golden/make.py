@@ -17,8 +17,8 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import massmerge  # noqa: E402
-from massmerge.bundle import FORMAT_VERSION, Bundle, read_manifest  # noqa: E402
-from massmerge.calibration import calibrate  # noqa: E402
+from massmerge.bundle.reader import FORMAT_VERSION, Bundle, read_manifest  # noqa: E402
+from massmerge.model.calibrate import calibrate  # noqa: E402
 
 _TEXT = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
          "intermediate_size": 32, "max_position_embeddings": 40}  # fmt: skip

@@ -22,7 +22,7 @@ from massmerge.checkpoints.skeleton import Reading, Skeleton, Slot, build, untie
 from massmerge.checkpoints.sources import Source
 from massmerge.checkpoints.stores import Store
 from massmerge.errors import InputError, listing
-from massmerge.tensorfile import TensorInfo
+from massmerge.io.tensor_file import TensorInfo
 
 ADAPTER_CONFIG = "adapter_config.json"
 # Options under which the update is not `base + scale · B A`, or the base's own weights were changed.

@@ -17,7 +17,7 @@ from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, Slot, build
 from massmerge.checkpoints.sources import Source
 from massmerge.checkpoints.stores import Store
 from massmerge.errors import InputError, listing
-from massmerge.tensorfile import TensorInfo
+from massmerge.io.tensor_file import TensorInfo
 
 # Fields of a configuration that may differ between base and expert without changing what the weights compute.
 HARMLESS = {

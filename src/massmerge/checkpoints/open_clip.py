@@ -16,7 +16,7 @@ from transformers import CLIPConfig
 
 from massmerge.checkpoints.stores import Store
 from massmerge.errors import InputError, listing
-from massmerge.tensorfile import TensorInfo
+from massmerge.io.tensor_file import TensorInfo
 
 CONFIG = "open_clip_config.json"
 _MARK = "visual.conv1.weight"

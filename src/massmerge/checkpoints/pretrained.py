@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 from massmerge.checkpoints.stores import weight_files
 from massmerge.errors import InputError, listing
-from massmerge.tensorfile import read_header
+from massmerge.io.tensor_file import read_header
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"

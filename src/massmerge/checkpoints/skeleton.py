@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 
 from massmerge.checkpoints.pretrained import empty_model, model_class
 from massmerge.checkpoints.stores import Store
-from massmerge.tensorfile import TensorInfo
+from massmerge.io.tensor_file import TensorInfo
 
 # Buffers that earlier versions of transformers stored; later ones make them at run time, some under other names.
 _OLD_BUFFERS = (".position_ids", ".token_type_ids", ".attn.masked_bias", ".rotary_emb.inv_freq")

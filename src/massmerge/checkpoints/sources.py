@@ -11,7 +11,7 @@ from typing import Any
 from massmerge.checkpoints.open_clip import named_as_transformers
 from massmerge.checkpoints.stores import HeaderStore, Store, open_file, open_folder, weight_files
 from massmerge.errors import InputError
-from massmerge.tensorfile import DTYPES, TensorInfo
+from massmerge.io.tensor_file import DTYPES, TensorInfo
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(@[\w./-]+)?")
 _SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from massmerge.errors import InputError, listing
-from massmerge.tensorfile import TensorInfo, read_header, read_tensor
+from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
 
 
 class Store(Protocol):

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from massmerge.changing import add as run_add
-from massmerge.changing import prepare_addition
 from massmerge.cli.common import verb
 from massmerge.cli.merged import change_options, refuse_inside, run_shown, show_written
 from massmerge.cli.plan import show_plan
 from massmerge.errors import InputError
-from massmerge.merging import check_target
+from massmerge.merging.change import add as run_add
+from massmerge.merging.change import prepare_addition
+from massmerge.merging.run import check_target
 
 
 @click.command()

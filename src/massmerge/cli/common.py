@@ -18,10 +18,10 @@ import click
 from tqdm import tqdm
 
 from massmerge.errors import InputError, MassError, Problem
-from massmerge.rows import NamedInput
+from massmerge.io.rows import NamedInput
 
 if TYPE_CHECKING:
-    from massmerge.model import Model
+    from massmerge.model.model import Model
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _A = TypeVar("_A")

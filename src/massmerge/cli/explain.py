@@ -8,10 +8,10 @@ import click
 
 from massmerge.cli.common import escaped, print_json, table, verb
 from massmerge.errors import InputError
-from massmerge.explanation import Explanation, answer_in_words, plot_explanation
-from massmerge.explanation import explain as explain_input
-from massmerge.model import load
-from massmerge.rows import read_inputs
+from massmerge.io.rows import read_inputs
+from massmerge.model.explain import Explanation, answer_in_words, plot_explanation
+from massmerge.model.explain import explain as explain_input
+from massmerge.model.model import load
 
 _WIDTH = 30
 

@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 
 from massmerge.cli.common import counting, plural, print_json, size, table, verb, writing
 from massmerge.errors import InputError, MassError
-from massmerge.export import FORMS, Exported, export_bundle
-from massmerge.export.layout import Adapters
+from massmerge.model.export import FORMS, Exported, export_bundle
+from massmerge.model.export.layout import Adapters
 
 
 @click.command()

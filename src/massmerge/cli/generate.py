@@ -10,11 +10,11 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from massmerge.answers import Generation
 from massmerge.cli.common import cache_option, named_answers, refuse_failures, refuse_unreadable, tasks_option, verb
 from massmerge.errors import InputError
-from massmerge.model import Model, load
-from massmerge.rows import NamedInput, read_inputs
+from massmerge.io.rows import NamedInput, read_inputs
+from massmerge.model.answers import Generation
+from massmerge.model.model import Model, load
 
 
 @click.command()

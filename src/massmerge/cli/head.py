@@ -8,12 +8,12 @@ import click
 
 from massmerge.checkpoints import find_source, open_base
 from massmerge.cli.common import plural, print_json, verb
-from massmerge.durable import drafted
 from massmerge.errors import InputError
-from massmerge.heads.labels import repeated
-from massmerge.heads.text import TextTower, read_texts, text_head
+from massmerge.io.durable import drafted
+from massmerge.io.tensor_file import write_tensors
+from massmerge.merging.heads.labels import repeated
+from massmerge.merging.heads.text import TextTower, read_texts, text_head
 from massmerge.recipe import TextHead
-from massmerge.tensorfile import write_tensors
 
 
 @click.command()

@@ -6,10 +6,10 @@ from dataclasses import asdict
 
 import click
 
-from massmerge.bundle import Bundle
+from massmerge.bundle.inspect import Inspection, TaskReport, cosine_text, inspect_bundle, plot_inspection
+from massmerge.bundle.reader import Bundle
 from massmerge.cli.common import print_json, size, table, verb
 from massmerge.errors import InputError
-from massmerge.inspection import Inspection, TaskReport, cosine_text, inspect_bundle, plot_inspection
 
 
 @click.command()
@@ -39,7 +39,7 @@ def inspect(bundle: str, plot: str | None, sites: bool, as_json: bool, quiet: bo
 
 def _list_sites(bundle: str, *, as_json: bool, quiet: bool) -> None:
     """Every site with its depth and width, and which of them vote."""
-    from massmerge.model import load
+    from massmerge.model.model import load
 
     model = load(bundle, router="projection", check=True)
     voting = {voter.rpartition(".")[0] for voter in model.voters}

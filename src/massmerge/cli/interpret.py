@@ -32,8 +32,8 @@ def interpret(
 
     A text stands high where a task's vectors differ most along it; each text is taken out before the next is picked.
     """
-    from massmerge.interpret.decoding import BANK, interpret
-    from massmerge.interpret.plot import save_plot
+    from massmerge.research.interpret.decoding import BANK, interpret
+    from massmerge.research.interpret.plot import save_plot
 
     if plot and Path(plot).suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InputError(f"{plot}: a picture is .png, .svg or .pdf.")

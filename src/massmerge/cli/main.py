@@ -11,7 +11,8 @@ import click
 
 import massmerge
 
-# Each verb has a module of its name. What they import takes seconds, so the list of verbs is told without them.
+_MODULES = {"demo": "demo.command"}
+# Every other verb has a module of its name. What they import takes seconds, so the list of verbs is told without them.
 VERBS = {
     "plan": "What a merge of RECIPE would do: tasks, ranks, bytes, memory, time, problems.",
     "merge": "Merge the experts of RECIPE into the bundle OUT.",
@@ -47,7 +48,7 @@ class Verbs(click.Group):
         """The verb of that name."""
         if name not in VERBS:
             return None
-        module = import_module(f"massmerge.cli.{name}")
+        module = import_module(f"massmerge.cli.{_MODULES.get(name, name)}")
         _silence_transformers()
         found: click.Command = getattr(module, "eval_" if name == "eval" else name)
         return found

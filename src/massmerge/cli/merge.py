@@ -14,7 +14,7 @@ from massmerge.cli.common import table, verb
 from massmerge.cli.merged import run_shown, show_written
 from massmerge.evaluation.scales import ScaleChoice, choose_scale, with_scale
 from massmerge.evaluation.suite import VALIDATION
-from massmerge.merging import merge as run_merge
+from massmerge.merging.run import merge as run_merge
 from massmerge.recipe import Recipe
 
 

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import click
 
-from massmerge.bundle import Bundle, read_manifest
+from massmerge.bundle.reader import Bundle, read_manifest
 from massmerge.checkpoints.backbone import auto_class
 from massmerge.cli.common import BarProgress, print_json, print_problems, seconds, size
 from massmerge.cli.plan import describe
 from massmerge.errors import InputError, MassError
-from massmerge.prepare import Prepared
+from massmerge.merging.prepare import Prepared
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -21,8 +21,8 @@ from massmerge.cli.common import (
 )
 from massmerge.cli.writers import FORMATS, choose_format, open_writer
 from massmerge.errors import MassError
-from massmerge.model import load
-from massmerge.rows import read_inputs
+from massmerge.io.rows import read_inputs
+from massmerge.model.model import load
 
 
 @click.command()

@@ -6,12 +6,12 @@ from functools import partial
 
 import click
 
-from massmerge.changing import prepare_removal
-from massmerge.changing import remove as run_remove
 from massmerge.cli.common import verb
 from massmerge.cli.merged import change_options, refuse_inside, run_shown, show_written
 from massmerge.cli.plan import show_plan
-from massmerge.merging import check_target
+from massmerge.merging.change import prepare_removal
+from massmerge.merging.change import remove as run_remove
+from massmerge.merging.run import check_target
 
 
 @click.command()

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from massmerge.bundle import Bundle
+from massmerge.bundle.reader import Bundle
 from massmerge.cli.common import batch_size_option, cache_option, verb
 from massmerge.errors import InputError, MassError
 

@@ -14,11 +14,11 @@ from tqdm import tqdm
 from massmerge.cli.common import batch_size_option, print_json, table, verb
 from massmerge.errors import InputError
 from massmerge.evaluation.report import Table
-from massmerge.evaluation.studies import STUDIES
-from massmerge.evaluation.studies.result import Result, verdict_words
-from massmerge.evaluation.studies.run import ALL, run_studies
-from massmerge.evaluation.studies.settings import Settings
-from massmerge.moerging.options import parse_options
+from massmerge.research.peers.options import parse_options
+from massmerge.research.studies import STUDIES
+from massmerge.research.studies.result import Result, verdict_words
+from massmerge.research.studies.run import ALL, run_studies
+from massmerge.research.studies.settings import Settings
 
 
 @click.command("study")

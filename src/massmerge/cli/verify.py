@@ -7,7 +7,7 @@ import sys
 import click
 
 from massmerge.cli.common import counting, print_json, table, verb
-from massmerge.verification import Verification, verify_bundle
+from massmerge.merging.verify import Verification, verify_bundle
 
 
 @click.command()

@@ -14,9 +14,9 @@ from typing import IO, Any, Protocol, TextIO
 
 import click
 
-from massmerge.answers import Prediction
 from massmerge.cli.common import escaped, plural, writing
 from massmerge.errors import InputError, MassError
+from massmerge.model.answers import Prediction
 
 _COLUMNS = ("input", "task", "label", "score", "weight", "runner_up", "error", "labels", "scores", "value")
 _NUMBERS = ("score", "weight", "value")

@@ -14,22 +14,22 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from massmerge.answers import make_prediction
-from massmerge.base_model import load_base
-from massmerge.bundle import Bundle, file_sha256
+from massmerge.bundle.reader import Bundle, file_sha256
 from massmerge.checkpoints import LowRank
 from massmerge.checkpoints.skeleton import from_matrix
-from massmerge.durable import write_text
 from massmerge.errors import InputError, problems_error
 from massmerge.evaluation.data import TaskData
 from massmerge.evaluation.metrics import Given, given_of, written
-from massmerge.heads.language import dense_language_model
-from massmerge.heads.runtime import ShellHead, load_head
-from massmerge.inputs import InputReader, Row
-from massmerge.prepare import Prepared, prepare
+from massmerge.io.durable import write_text
+from massmerge.merging.prepare import Prepared, prepare
+from massmerge.model.answers import make_prediction
+from massmerge.model.base import load_base
+from massmerge.model.heads.classify import ShellHead, load_head
+from massmerge.model.heads.language import dense_language_model
+from massmerge.model.inputs import InputReader, Row
+from massmerge.model.load import with_decoder_start
+from massmerge.model.prompts import Writing
 from massmerge.recipe import AnswerOptions
-from massmerge.runtime import with_decoder_start
-from massmerge.writing import Writing
 
 
 @dataclass(frozen=True)

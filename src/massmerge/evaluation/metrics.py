@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from massmerge.answers import Prediction
 from massmerge.evaluation.suite import Metric, join_labels, label_set
+from massmerge.model.answers import Prediction
 
 DRAWS = 1000  # of the bootstrap; the ends of an interval are then good to about a tenth of its width
 _Z95 = 1.959963984540054

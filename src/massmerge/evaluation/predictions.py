@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from massmerge.durable import drafted
 from massmerge.evaluation.metrics import own_label, shared_groups
 from massmerge.evaluation.results import Evaluation, RowResult
 from massmerge.evaluation.suite import label_set
+from massmerge.io.durable import drafted
 
 
 def write_predictions(found: Evaluation, folder: Path) -> Path:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from massmerge.bundle import Bundle, read_manifest
+from massmerge.bundle.reader import Bundle, read_manifest
 from massmerge.errors import InputError
 from massmerge.evaluation.data import TaskData, read_suite
 from massmerge.evaluation.metrics import plain_text
 from massmerge.evaluation.suite import Suite, suite_and_folder
+from massmerge.model.static import StaticFolder
 from massmerge.recipe import ProblemType
-from massmerge.static_model import StaticFolder
 
 
 class Measurable(Protocol):

@@ -12,8 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from massmerge.durable import write_text
 from massmerge.errors import MassError
+from massmerge.io.durable import write_text
 
 _DRAWN = 64  # figures that are kept as drawn
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from massmerge.answers import Prediction
 from massmerge.evaluation.data import batches_of_one_task, stream_order
 from massmerge.evaluation.experts import Experts, expert_answers
 from massmerge.evaluation.metrics import given_of, written
 from massmerge.evaluation.prepared import Prepared
 from massmerge.evaluation.results import RowResult
-from massmerge.model import Model
-from massmerge.static_model import StaticModel
+from massmerge.model.answers import Prediction
+from massmerge.model.model import Model
+from massmerge.model.static import StaticModel
 
 _WINDOW = 16  # batches
 Progress = Callable[[Iterable[Any], str, int], Iterable[Any]]

@@ -16,13 +16,13 @@ from massmerge.evaluation.data import TaskData, read_suite
 from massmerge.evaluation.metrics import Given, given_of, statistic, written
 from massmerge.evaluation.run import Progress, silent
 from massmerge.evaluation.suite import VALIDATION, Suite, suite_and_folder
-from massmerge.merging import merge
-from massmerge.methods import STATIC_METHODS
-from massmerge.methods.scales import candidates
-from massmerge.prepare import Prepared, prepare, recipe_and_folder
+from massmerge.io.tensor_file import read_header, read_tensor
+from massmerge.merging.prepare import Prepared, prepare, recipe_and_folder
+from massmerge.merging.run import merge
+from massmerge.merging.static import STATIC_METHODS
+from massmerge.merging.static.scales import candidates
+from massmerge.model.static import StaticModel
 from massmerge.recipe import Recipe
-from massmerge.static_model import StaticModel
-from massmerge.tensorfile import read_header, read_tensor
 
 _PATIENCE = 3  # candidates in a row that are no better than the best, after which the search ends
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from massmerge.errors import InputError, MassError
 from massmerge.evaluation.suite import SuiteTask
-from massmerge.rows import IMAGE_SUFFIXES, TABLE_SUFFIXES, read_table
+from massmerge.io.rows import IMAGE_SUFFIXES, TABLE_SUFFIXES, read_table
 
 _TEXT_SUFFIXES = {".txt", ".md"}
 

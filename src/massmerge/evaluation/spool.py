@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from massmerge.errors import InputError
-from massmerge.rows import picture
+from massmerge.io.rows import picture
 
 
 class Spool:

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from massmerge import yamlfile
 from massmerge.errors import InputError
-from massmerge.heads.labels import read_labels
+from massmerge.io import yaml_file as yamlfile
+from massmerge.io.yaml_file import Part
+from massmerge.merging.heads.labels import read_labels
 from massmerge.recipe import ProblemType
-from massmerge.yamlfile import Part
 
 SPLIT = "{split}"
 DEFAULT_SPLIT = "test"

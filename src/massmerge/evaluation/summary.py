@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from massmerge.durable import write_text
 from massmerge.evaluation import plots
 from massmerge.evaluation.metrics import Figure
 from massmerge.evaluation.predictions import write_predictions
 from massmerge.evaluation.report import Heading, Items, Numbers, Part, Picture, Table, Text, write_report
 from massmerge.evaluation.results import Evaluation
+from massmerge.io.durable import write_text
 
 _SHOWN_FAILURES = 20
 METHOD = (

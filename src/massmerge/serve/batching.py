@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from massmerge.answers import Prediction
 from massmerge.errors import DamageError
+from massmerge.model.answers import Prediction
 from massmerge.serve.errors import ServiceError
 
 ANSWERS = "mass-batches"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from massmerge.answers import Answer, Prediction
-from massmerge.explanation import heads_of
+from massmerge.model.answers import Answer, Prediction
+from massmerge.model.explain import heads_of
 from massmerge.serve.batching import Choice, Fault, Outcome
 from massmerge.serve.errors import ServiceError
 from massmerge.serve.schemas import HuggingFaceParameters, Options

@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image
 
-from massmerge.model import Model
+from massmerge.model.model import Model
 from massmerge.serve.batching import Fault
 from massmerge.serve.errors import ServiceError
 from massmerge.serve.settings import Settings

@@ -15,11 +15,11 @@ import torch
 from PIL import Image
 
 import massmerge
-from massmerge.bundle import Bundle
+from massmerge.bundle.inspect import Inspection, inspect_bundle
+from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
-from massmerge.inspection import Inspection, inspect_bundle
-from massmerge.model import Model, load
-from massmerge.rows import NamedInput, read_inputs
+from massmerge.io.rows import NamedInput, read_inputs
+from massmerge.model.model import Model, load
 from massmerge.serve.settings import Settings
 
 _MOST_EXAMPLES = 24

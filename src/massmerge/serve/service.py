@@ -14,7 +14,7 @@ import torch
 from starlette.requests import Request
 
 from massmerge.errors import MassError
-from massmerge.model import Model
+from massmerge.model.model import Model
 from massmerge.serve.batching import Batcher, Choice, Outcome
 from massmerge.serve.decoding import Decoder
 from massmerge.serve.errors import ClientGone, ServiceError

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from datetime import UTC, datetime
 from typing import Any
 
-from massmerge.answers import Prediction
+from massmerge.model.answers import Prediction
 from massmerge.serve.batching import Fault
 
 MINUTES = 15

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from massmerge.answers import Prediction
 from massmerge.errors import DamageError, InputError
-from massmerge.model import Model
+from massmerge.model.answers import Prediction
+from massmerge.model.model import Model
 from massmerge.serve.batching import Choice, Fault
 from massmerge.serve.images import decode_base64, open_image
 from massmerge.serve.logs import without_values

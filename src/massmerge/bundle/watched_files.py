@@ -1,0 +1,136 @@
+"""The files that a command reads, and whether they still are what they were when it opened them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import TypeVar
+
+from massmerge.bundle.reader import MANIFEST, file_sha256, read_manifest
+from massmerge.checkpoints import Source
+from massmerge.errors import InputError, MassError
+from massmerge.merging.heads.text import template_sets
+from massmerge.recipe import LinearHead, TaskRecipe, TextHead
+
+_T = TypeVar("_T")
+_Stamp = tuple[int, int, int]
+_COARSE = (
+    2_000_000_000  # two writes within these nanoseconds may have the same time: some file systems count by two seconds
+)
+
+
+@dataclass
+class _Watched:
+    who: str
+    stamp: _Stamp
+    sha256: str | None
+
+
+class SourceFiles:
+    """Watches files from before the first of their bytes is read.
+
+    A file's size and times are compared whenever something was made of it, which costs nearly nothing: no program can set
+    the time of the last change of a file, though it can set that of the last write. Only a file whose times have changed, or
+    are so new that another write could have the same, is read again to compare its checksum.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[Path, _Watched] = {}
+        self._lock, self._rewritten = Lock(), 0
+
+    @classmethod
+    def of_bundle(cls, folder: Path) -> SourceFiles:
+        """Those of a bundle, with the checksums of its manifest."""
+        files, manifest = cls(), read_manifest(folder)
+        files._add("the bundle", folder / MANIFEST)
+        files.sums([folder / MANIFEST], 1)
+        for name, entry in manifest["files"].items():
+            files._add("the bundle", folder / name, entry["sha256"])
+        return files
+
+    def watch(self, who: str, source: Source) -> Source:
+        """Watch the files of a base, expert or processor, which is given back."""
+        for path in source.files():
+            self._add(who, path)
+        return source
+
+    def watch_named(self, task: TaskRecipe, folder: Path) -> None:
+        """Watch the files that a task names beside its expert."""
+        for text in named_files([task]):
+            self._add(f"task {task.name}", folder / Path(text).expanduser())
+
+    def _add(self, who: str, path: Path, sha256: str | None = None) -> None:
+        if path.is_file():  # else somebody else says that it is missing
+            self._files.setdefault(path, _Watched(who, _stamp(path), sha256))
+
+    def sums(self, paths: Iterable[Path], workers: int) -> list[str]:
+        """The checksums of files, which must be the same from now on.
+
+        Raises:
+            MassError: one has changed since it was opened.
+        """
+        paths = list(paths)
+        for path in paths:
+            self._add("the recipe", path)
+        with ThreadPoolExecutor(workers) as pool:
+            found = list(pool.map(file_sha256, paths))
+        for path, sha256 in zip(paths, found, strict=True):
+            if _stamp(path) != self._files[path].stamp:
+                raise MassError(f"{path}: has changed while it was opened. Run the same command again.")
+            self._files[path].sha256 = sha256
+        return found
+
+    def settled(self, action: Callable[[], _T]) -> _T:
+        """Do something that reads the files; again if one was written to meanwhile, although with the same bytes.
+
+        Raises:
+            MassError: a file has other bytes by now.
+        """
+        while True:
+            before = self._rewritten
+            try:
+                done = action()
+            except InputError:
+                self._look()  # a file that is being replaced explains the fault better
+                raise
+            self._look()
+            if self._rewritten == before:
+                return done
+
+    def _look(self) -> None:
+        with self._lock:
+            for path, file in self._files.items():
+                stamp = _stamp(path)
+                recent = 0 <= time.time_ns() - max(stamp[1:]) < _COARSE
+                if stamp == file.stamp and not (recent and file.sha256):
+                    continue
+                if file.sha256 is None or file_sha256(path) != file.sha256:
+                    raise MassError(
+                        f"{file.who}: {path} has changed while it was read. Nothing was written. Run the same command "
+                        "again; a merge goes on where it stopped if the old file is put back."
+                    )
+                self._rewritten += stamp != file.stamp
+                file.stamp = stamp
+
+
+def _stamp(path: Path) -> _Stamp:
+    """Size and times. No inode number, which some network file systems make up anew; on Windows no time of a change."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns if os.name == "posix" else 0
+
+
+def named_files(tasks: Iterable[TaskRecipe]) -> Iterator[str]:
+    """Files that tasks name beside their experts: a head's weights, label names."""
+    for task in tasks:
+        head = task.head
+        named: list[object] = [task.labels]
+        if isinstance(head, LinearHead):
+            named += [head.weights, head.labels]
+        elif isinstance(head, TextHead):
+            named += [head.classes, None if str(head.templates) in template_sets() else head.templates]
+        yield from (name for name in named if isinstance(name, str))

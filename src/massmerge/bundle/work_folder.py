@@ -1,0 +1,145 @@
+"""The folder beside a target in which a command works under a lock, and whose result becomes the target when complete.
+
+.out.partial/     of commands that write a bundle: merge, add, remove, calibrate; `.out.export` of an export
+  lock            held while a command works
+  result/         what will be the target, or what was there before; nobody misses it
+  replaced/       what was at the target, for the moment between two renames; only where folders cannot trade places
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+from filelock import FileLock, Timeout
+
+from massmerge.bundle.reader import MOVED, work_folder
+from massmerge.errors import MassError
+from massmerge.io.durable import exchange, sync_folder, sync_tree
+
+_LOCK = "lock"
+
+
+class Busy(MassError):
+    """Another command is writing the same target."""
+
+
+class WorkFolder:
+    """A place to work in beside a target.
+
+    Args:
+        target: the folder that will be written.
+        kind: the ending of the work folder's name. Commands that share it exclude each other.
+    """
+
+    def __init__(self, target: Path, kind: Literal["partial", "export"] = "partial") -> None:
+        self.target = target.resolve()
+        self.path = work_folder(self.target, kind)
+        self.result = self.path / "result"
+        self.moved = self.path / MOVED
+        self._made = [folder for folder in self.path.parents if not folder.exists()]
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder for one command.
+
+        Raises:
+            Busy: another command holds it.
+        """
+        lock = FileLock(self.path / _LOCK, timeout=0)
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire()
+        except (Timeout, FileNotFoundError):  # not found: the other one has just removed the folder
+            raise Busy(
+                f"{self.target}: another command is writing it. Wait for it, or choose another target."
+            ) from None
+        try:
+            self._put_back()
+            yield
+        finally:
+            lock.release()
+
+    def _put_back(self) -> None:
+        """Give the target back what a killed command had moved aside."""
+        if self.moved.is_dir() and not self.target.exists():
+            self.moved.rename(self.target)
+
+    def fresh_result(self) -> Path:
+        """The folder of the result, with nothing in it."""
+        if self.result.exists():
+            shutil.rmtree(self.result)
+        self.result.mkdir()
+        return self.result
+
+    def publish(self, *, replacing: bool) -> None:
+        """Make the complete result the target, once all of it is on the disk; then tidy up.
+
+        Args:
+            replacing: whether what is at the target makes way. If not, an empty folder may be there and nothing else.
+        """
+        sync_tree(self.result)
+        if not replacing or not self.target.exists():
+            with suppress(FileNotFoundError):
+                self.target.rmdir()
+            self.result.rename(self.target)
+        elif not exchange(self.result, self.target):
+            self._replace_in_two_steps()
+        sync_folder(self.path)
+        sync_folder(self.target.parent)
+        self.discard()
+
+    def _replace_in_two_steps(self) -> None:
+        """Killed in between, the next command of this kind gives the target back what it was."""
+        if self.moved.exists():
+            raise MassError(
+                f"{self.moved}: is what was at {self.target} when a command was killed, and something else is there by now. "
+                "Move one of the two away."
+            )
+        self.target.rename(self.moved)
+        self.result.rename(self.target)
+        self.moved.rename(self.result)
+
+    def discard(self) -> None:
+        """Remove the result, and the folder if nothing else is in it; the lock goes last, for it is still held."""
+        self._put_back()
+        shutil.rmtree(self.result, ignore_errors=True)
+        if self.path.is_dir() and {path.name for path in self.path.iterdir()} <= {_LOCK}:
+            with suppress(OSError):  # another command may have come, or folders above are in use
+                (self.path / _LOCK).unlink(missing_ok=True)
+                for folder in (self.path, *self._made):
+                    folder.rmdir()
+
+
+@contextmanager
+def in_words(work: Path) -> Iterator[None]:
+    """Errors of the disk in words."""
+    try:
+        yield
+    except OSError as error:
+        raise MassError(_words(error, work)) from error
+
+
+def _words(error: OSError, work: Path) -> str:
+    """What happened to the disk during a command, and what to do."""
+    path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else work
+    ours = path.parent == work.parent or path.is_relative_to(work) or work.is_relative_to(path)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{work}: the disk is full. Free some space and run the same command again; it goes on from there."
+    if isinstance(error, FileNotFoundError):
+        return f"{path}: vanished meanwhile. Put it back and run the same command again; it goes on from there."
+    if error.errno in (errno.EBUSY, errno.EXDEV):
+        return f"{path}: cannot be replaced, for it is a mount point. Work on a copy of it in another folder."
+    if error.errno == errno.ENOTEMPTY:
+        return f"{path}: something was put there meanwhile. Move it away and run the same command again."
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        file = next((p for p in (work, *work.parents) if p.exists() and not p.is_dir()), path)
+        return f"{path}: cannot be made, because {file} is no folder. Choose another target."
+    if ours:
+        return f"{path}: cannot be written ({error.strerror or error}). Choose another target."
+    return f"{path}: cannot be read ({error.strerror})."

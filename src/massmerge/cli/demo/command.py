@@ -1,0 +1,49 @@
+"""`mass demo`: from experts to answers in a minute, on real ones."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from massmerge.cli.common import print_json, verb
+from massmerge.cli.demo.tiny import show_tiny
+from massmerge.cli.demo.tour import Tour
+from massmerge.errors import InputError
+
+
+@click.command()
+@click.option("--folder", type=click.Path(file_okay=False),
+              help="Where to put it; mass-demo here by default, with --tiny a temporary folder.")  # fmt: skip
+@click.option("--vision", is_flag=True, help="Take the experts that the vision suite has made (make suite-vision).")
+@click.option(
+    "--tiny", is_flag=True, help="Make a tiny base and three experts with random weights on the spot instead."
+)
+@click.option("--generate", "writes", is_flag=True, help="With --tiny: a T5 and two experts that write text.")
+@verb
+def demo(folder: str | None, vision: bool, tiny: bool, writes: bool, as_json: bool, quiet: bool) -> None:
+    """Show what mass does: merge real experts, evaluate the bundle, explain answers (a minute).
+
+    Five experts of one small text model come with mass. Everything stays in the folder, to be played with.
+    """
+    if vision and tiny:
+        raise InputError("--vision and --tiny are two demos. Choose one.")
+    if writes and not tiny:
+        raise InputError("--generate is for --tiny: no experts that write come with mass.")
+    began = time.perf_counter()
+    if tiny:
+        place = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="mass-demo-"))
+        found: dict[str, Any] = show_tiny(place, writes=writes, quiet=quiet or as_json)
+    else:
+        # The libraries behind these take seconds to load, which the other verbs should not pay for.
+        from massmerge.cli.demo.text import make_text_demo
+        from massmerge.cli.demo.vision import make_vision_demo
+
+        place = Path(folder or ("mass-demo-vision" if vision else "mass-demo"))
+        tour = Tour((make_vision_demo if vision else make_text_demo)(place), quiet=quiet or as_json)
+        found = tour.run(began)
+    if as_json:
+        print_json(found)

@@ -1,6 +1,0 @@
-"""What a bundle gives to other software: adapters, a plain checkpoint, an ONNX file."""
-
-from massmerge.export.parts import Exported
-from massmerge.export.run import FORMS, export_bundle
-
-__all__ = ["FORMS", "Exported", "export_bundle"]

@@ -1,0 +1,1 @@
+"""Files: tensors, YAML with line numbers, rows and tables."""

@@ -1,0 +1,188 @@
+"""A bundle as the source of another: its base, and its tasks as experts of it, without the checkpoints they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor
+
+from massmerge.bundle.manifest import BASE_WEIGHTS
+from massmerge.bundle.reader import ROUTER, Bundle, BundleTask, read_manifest
+from massmerge.bundle.watched_files import SourceFiles
+from massmerge.checkpoints import Base, HeadParts, LowRank, Source, find_source
+from massmerge.checkpoints.backbone import language_class, load_config
+from massmerge.checkpoints.skeleton import build
+from massmerge.errors import InputError, Problem
+from massmerge.linalg.factors import Factors
+from massmerge.merging.deltas import Kept
+from massmerge.merging.heads import HeadSource
+from massmerge.model.base import referenced_base
+
+
+@dataclass(frozen=True)
+class BundledExpert:
+    """A task of a bundle in the place of its expert: what is known of its delta is what the factors hold.
+
+    The best factors of a lower rank are the first columns of those of a higher one, so a task can be cut further as well
+    as from the expert itself. It cannot be given a higher rank.
+    """
+
+    source: Source
+    bundle: Bundle
+    task: BundleTask
+    head: HeadParts | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def form(self) -> str:
+        """What the expert was stored as."""
+        return self.task.form
+
+    @cached_property
+    def _position(self) -> int:
+        return self.bundle.tasks.index(self.task)
+
+    @cached_property
+    def _ranks(self) -> dict[str, int]:
+        """The rank of each matrix that the task changes."""
+        return {name: ranks[self._position] for name, ranks in self.bundle.ranks.items() if ranks[self._position]}
+
+    @cached_property
+    def _rows(self) -> dict[str, int]:
+        return {name: row for row, name in enumerate(self.bundle.ranks)}
+
+    def names(self) -> set[str]:
+        """What the task changes, and what it adds to the base."""
+        parts = {f"{name}.{part}" for name in self._ranks for part in "usv"}
+        return set(self._ranks) | {name for name in self.bundle.headers[self.task.name] if name not in parts}
+
+    def rank_limit(self, name: str) -> int | None:
+        """The rank that the bundle keeps; none for a tensor that it keeps whole."""
+        return self._ranks.get(name)
+
+    def read(self, name: str) -> Tensor | LowRank:
+        """The tensor that the task keeps whole, or its delta as far as the factors hold it."""
+        if name not in self._ranks:
+            value = self.bundle.whole(self.task.name, name)
+            assert value is not None, f"{self.task.name} leaves {name} as it is"
+            return value
+        factors = self._factors(name)
+        return LowRank(factors.u * factors.s, factors.v)
+
+    def kept(self, name: str, rank: int) -> Kept:
+        """The factors cut to a rank; norm and energy speak of the expert's whole delta, as the bundle recorded them."""
+        factors, row = self._factors(name), self._rows[name]
+        k = min(rank, factors.rank)
+        cut = Factors(factors.u[:, :k].contiguous(), factors.s[:k].contiguous(), factors.v[:k].contiguous())
+        squares = factors.s.double().square()
+        norm, energy = (float(self.bundle.statistics[n][row, self._position]) for n in ("norm", "energy"))
+        return Kept(cut, norm, energy * float(squares[:k].sum() / squares.sum()))
+
+    def _factors(self, name: str) -> Factors:
+        found = self.bundle.factors(self.task.name, name)
+        assert found is not None, f"{self.task.name} leaves {name} as it is"
+        return Factors(found.u.float(), found.s, found.v.float())
+
+
+class Bundled:
+    """What a bundle gives a merge in the place of a recipe's sources: base, processor, and some of its tasks.
+
+    Args:
+        bundle: the bundle.
+        files: its files, watched since before they were read.
+        tasks: the tasks that are taken over; all of them by default.
+    """
+
+    def __init__(self, bundle: Bundle, files: SourceFiles, tasks: tuple[str, ...] | None = None) -> None:
+        self.bundle, self.files = bundle, files
+        self.tasks = [task for task in bundle.tasks if tasks is None or task.name in tasks]
+
+    def changed(self) -> bool:
+        """Whether the bundle is no longer the one that was opened, so that what is read of it does not fit together."""
+        try:
+            return bool(read_manifest(self.bundle.path)["sha256"] != self.bundle.manifest["sha256"])
+        except InputError:
+            return True
+
+    @property
+    def names(self) -> set[str]:
+        """The tasks that are taken over."""
+        return {task.name for task in self.tasks}
+
+    def open_base(self) -> Base:
+        """The base, from the bundle or from where it refers to; it is the part that its tasks are versions of."""
+        said = self.bundle.manifest["base"]
+        inside = Source(said["source"], self.bundle.path / "base", said["revision"])
+        config = load_config(inside)
+        if BASE_WEIGHTS not in self.bundle.manifest["files"]:
+            with suppress(InputError):  # which is told by what opens it
+                self.files.watch("base", find_source(said["location"], Path(), download=True))
+            return referenced_base(self.bundle, config, check=True)
+        skeleton, store = build(config, said["class"]), inside.store()
+        return Base(inside, skeleton, store, skeleton.match(store.infos).readings)
+
+    def experts(self) -> dict[str, BundledExpert]:
+        """The tasks as experts."""
+        return {
+            task.name: BundledExpert(Source(task.source, None, task.revision), self.bundle, task) for task in self.tasks
+        }
+
+    def heads(self) -> dict[str, HeadSource]:
+        """The tasks' heads."""
+        return {task.name: self._head(f"tasks/{task.name}", task.head, task.labels) for task in self.tasks}
+
+    def base_head(self, heads: Mapping[str, HeadSource]) -> HeadSource | None:
+        """The base's language head, where one of these tasks writes with it.
+
+        Raises:
+            InputError: a new task needs it, and the bundle has none, because each of its own tasks has a head.
+        """
+        without = [name for name, head in heads.items() if head.kind == "none"]
+        if not without:
+            return None
+        config = Source("base", self.bundle.path / "base/head").json("config.json")
+        if config is not None:
+            return self._head("base", config["architectures"][0], None)
+        new = [name for name in without if name not in self.names]
+        if new and any(task.head != "none" for task in self.tasks) and self._writes:
+            raise InputError(
+                f"{', '.join(new)}: has no language head of its own, and the bundle keeps none of the base's. Save it with "
+                "the adapter (modules_to_save), or merge all experts again."
+            )
+        return None
+
+    @property
+    def _writes(self) -> bool:
+        return language_class(load_config(Source("base", self.bundle.path / "base"))) is not None
+
+    def processor(self) -> dict[str, Path]:
+        """The files of the tokenizer or image processor."""
+        names = [name for name in self.bundle.manifest["files"] if name.startswith("processor/")]
+        return {name.removeprefix("processor/"): self.bundle.path / name for name in names}
+
+    def problems(self) -> Iterator[Problem]:
+        """What is lost on the way."""
+        if ROUTER in self.bundle.manifest["files"]:
+            kind = self.bundle.recipe.router.kind
+            until = f"routes by {kind} again" if kind == "projection" else "cannot route until it is fitted anew"
+            yield Problem(
+                "router",
+                f"the {self.bundle.router_kind} router was fitted for the tasks as they were, so it is left out, and the "
+                f"bundle {until}: `mass calibrate`.",
+                "warning",
+            )
+
+    def _head(self, place: str, kind: str, labels: tuple[str, ...] | None) -> HeadSource:
+        own = kind in ("linear", "none")
+        nbytes = self.bundle.bytes_of(f"{place}/head/model.safetensors")
+        return HeadSource(
+            kind if own else "shell",  # type: ignore[arg-type]
+            None if own else kind,
+            labels,
+            nbytes,
+            folder=self.bundle.path / place / "head",
+        )

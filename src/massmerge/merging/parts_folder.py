@@ -1,0 +1,148 @@
+"""What a merge keeps in its work folder, so that a killed one can go on; and what it does with what is at its target.
+
+.out.partial/
+  fingerprint     what is being merged; a different merge starts anew
+  parts/          one file a finished tensor; its name ends in a checksum of the merge and the file's bytes
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from torch import Tensor
+
+from massmerge.bundle.reader import LEFT_OVER, MANIFEST, file_sha256, find_damage, read_manifest
+from massmerge.bundle.work_folder import Busy, WorkFolder, in_words
+from massmerge.errors import InputError, listing
+from massmerge.io.tensor_file import TensorInfo, read_header, write_tensors
+
+_MARK, _PARTS = "fingerprint", "parts"
+
+
+class MergeFolder(WorkFolder):
+    """What is finished of one merge.
+
+    Args:
+        target: the bundle or checkpoint that will be written.
+        fingerprint: what the merge is of.
+    """
+
+    def __init__(self, target: Path, fingerprint: str) -> None:
+        super().__init__(target)
+        self._fingerprint = fingerprint
+        self._finished: dict[int, Path] = {}
+        self.damaged: list[int] = []
+        """Tensors whose parts an earlier run has finished and the disk has not kept."""
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Hold the folder for one merge; parts of a different merge are thrown away.
+
+        Raises:
+            MassError: another command holds it, or it cannot be written.
+        """
+        with in_words(self.path), self.held():
+            self._begin()
+            yield
+
+    def _begin(self) -> None:
+        mark, parts = self.path / _MARK, self.path / _PARTS
+        if parts.exists() and not (mark.is_file() and mark.read_text() == self._fingerprint):
+            shutil.rmtree(parts)
+        mark.write_text(self._fingerprint)
+        parts.mkdir(exist_ok=True)
+        found = sorted(parts.iterdir())
+        with ThreadPoolExecutor() as pool:
+            for path, sealed in zip(found, pool.map(self._sealed, found), strict=True):
+                index = path.name.partition("-")[0]
+                if path.name == sealed:
+                    self._finished[int(index)] = path
+                else:
+                    path.unlink()
+                    self.damaged += [int(index)] if index.isdigit() else []  # else it is a draft
+
+    def _sealed(self, path: Path, index: str | None = None) -> str:
+        """The name that a part has by its bytes. The fingerprint is sealed in, so no other merge takes it for its own."""
+        index = index or path.name.partition("-")[0]
+        return f"{index}-{file_sha256(path, self._fingerprint.encode())}.safetensors"
+
+    def finished(self, index: int) -> bool:
+        """Whether the tensor's part is there."""
+        return index in self._finished
+
+    def finish(self, index: int, tensors: dict[str, Tensor]) -> None:
+        """Keep a tensor's part; it appears whole or not at all."""
+        draft = self.path / _PARTS / f"{uuid.uuid4().hex}.draft"
+        write_tensors(draft, tensors)
+        # Not synced: a part that a loss of power has spoilt does not match its name, and is made again.
+        self._finished[index] = draft.replace(draft.with_name(self._sealed(draft, f"{index:06d}")))
+
+    def header(self, index: int) -> dict[str, TensorInfo]:
+        """What a part holds."""
+        return read_header(self._finished[index])
+
+    def discard(self) -> None:
+        """Remove everything that the merge made."""
+        shutil.rmtree(self.path / _PARTS, ignore_errors=True)
+        (self.path / _MARK).unlink(missing_ok=True)
+        super().discard()
+
+
+def recover(target: Path) -> None:
+    """Mend what a killed command has left beside a bundle: give it back, or remove what it has no use for.
+
+    While another command works there, nothing is done.
+    """
+    work = MergeFolder(target, "")
+    if not work.path.is_dir():
+        return
+    with suppress(Busy), in_words(work.path), work.held():
+        mark = work.path / _MARK
+        unfinished = mark.read_text() if mark.is_file() else None
+        now = _fingerprint(work.target)
+        if now is not None and now in (unfinished, _fingerprint(work.moved)):
+            shutil.rmtree(work.moved, ignore_errors=True)  # it was killed right after the last rename
+        if now is not None and unfinished in (now, None):  # the mark is gone if it was killed while it tidied up
+            work.discard()
+
+
+def _fingerprint(folder: Path) -> str | None:
+    """What a bundle was made of; none if there is no bundle."""
+    return read_manifest(folder).get("fingerprint") if (folder / MANIFEST).is_file() else None
+
+
+def refuse_target(target: Path, fingerprint: str, *, overwrite: bool) -> bool:
+    """Whether the target already is the result of this very merge.
+
+    Raises:
+        InputError: something else is there, which is not overwritten, or not without being told to.
+    """
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return False
+    try:
+        manifest = read_manifest(target)
+    except InputError as error:
+        raise InputError(
+            f"{target}: exists and is no bundle that can be read; it is never overwritten. Choose another target, or "
+            f"remove it yourself. ({str(error).partition('. ')[0]})"
+        ) from None
+    named = {target / MANIFEST, *(target / name for name in manifest["files"])}
+    named |= {target / name for name in LEFT_OVER}
+    foreign = [p.relative_to(target).as_posix() for p in sorted(target.rglob("*")) if not p.is_dir() and p not in named]
+    if overwrite and foreign:
+        raise InputError(f"{target}: holds files that are not the bundle's; move them away:{listing(foreign)}")
+    if overwrite:
+        return False
+    if manifest.get("fingerprint") != fingerprint:
+        raise InputError(
+            f"{target}: is a bundle of another recipe, or of sources that have changed since. `--overwrite` replaces it."
+        )
+    faults = find_damage(target, manifest)
+    if faults:
+        raise InputError(f"{target}: is this very bundle, but damaged:{listing(faults)}\n  `--overwrite` replaces it.")
+    return True

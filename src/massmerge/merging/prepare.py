@@ -1,0 +1,214 @@
+"""Opens everything that a recipe names, collects every problem, and plans the merge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from massmerge.bundle.watched_files import SourceFiles
+from massmerge.checkpoints import (
+    PROCESSOR_FILES,
+    Base,
+    Expert,
+    Source,
+    find_source,
+    is_adapter,
+    narrow,
+    open_base,
+)
+from massmerge.checkpoints.experts import task_skeleton
+from massmerge.checkpoints.open_clip import OpenClipStore
+from massmerge.checkpoints.pretrained import CONFIGS, refuse_code
+from massmerge.checkpoints.towers import has_towers, vision_tower
+from massmerge.errors import InputError, Problem, problems_error
+from massmerge.merging.from_bundle import Bundled
+from massmerge.merging.heads import HeadSource, find_base_head
+from massmerge.merging.heads.text import TextTower
+from massmerge.merging.make_plan import plan_merge, touched_by
+from massmerge.merging.open_tasks import Attempts, all_write, open_tasks, with_outputs
+from massmerge.merging.plan import Plan
+from massmerge.recipe import Recipe, TaskRecipe, TextHead
+from massmerge.routing.sites import choose_sites, find_sites
+
+
+@dataclass
+class Prepared:
+    """A plan with the opened sources that it was made from."""
+
+    recipe: Recipe
+    folder: Path
+    base: Base
+    experts: dict[str, Expert]
+    heads: dict[str, HeadSource]
+    processor: dict[str, Path]
+    base_head: HeadSource | None
+    """The base's language head, where a task has none of its own."""
+    files: SourceFiles
+    """All files that were opened."""
+    bundled: Bundled | None = None
+    """The bundle that base and some of the tasks are taken from."""
+    plan: Plan = field(init=False)
+
+    @property
+    def opened(self) -> list[TaskRecipe]:
+        """The tasks whose own sources are opened: all that no bundle gives."""
+        return tasks_besides(self.recipe, self.bundled)
+
+
+def tasks_besides(recipe: Recipe, bundled: Bundled | None) -> list[TaskRecipe]:
+    """The tasks of a recipe that a bundle does not give."""
+    return [task for task in recipe.tasks if bundled is None or task.name not in bundled.names]
+
+
+def make_plan(recipe: Recipe | str | Path, folder: str | Path | None = None) -> Plan:
+    """What a merge of this recipe would do; reads configurations, headers, and of weights which tensors experts change.
+
+    Args:
+        recipe: a recipe, or the path of one.
+        folder: what relative paths in the recipe start from; the recipe's own folder if a path is given.
+
+    Raises:
+        InputError: the recipe cannot be read, or its base cannot be opened. Whatever else is wrong stands in
+            `Plan.problems`.
+    """
+    return prepare(*recipe_and_folder(recipe, folder), download=False).plan
+
+
+def recipe_and_folder(recipe: Recipe | str | Path, folder: str | Path | None) -> tuple[Recipe, Path]:
+    """A recipe given as an object or as a path, with the folder that its own paths are relative to."""
+    if isinstance(recipe, Recipe):
+        return recipe, Path(folder or ".")
+    return Recipe.load(recipe), Path(folder) if folder is not None else Path(recipe).resolve().parent
+
+
+def prepare(
+    recipe: Recipe, folder: Path, *, download: bool, workers: int = 2, bundled: Bundled | None = None
+) -> Prepared:
+    """Open every source of a recipe and plan its merge, collecting problems instead of stopping at the first.
+
+    Args:
+        recipe: what to merge.
+        folder: what its relative paths start from.
+        download: whether weights are fetched from a hub, or only headers.
+        workers: how many tensors will be worked on at once.
+        bundled: a bundle that gives the base and the tasks it names; sources of the other tasks alone are opened.
+    """
+    attempt, tasks = Attempts(), tasks_besides(recipe, bundled)
+    files = bundled.files if bundled else SourceFiles()
+
+    def find(who: str, text: str) -> Source:
+        return files.watch(who, find_source(text, folder, download=download))
+
+    for task in tasks:
+        files.watch_named(task, folder)
+    sources = {
+        task.name: attempt(f"task {task.name}", partial(find, f"task {task.name}", task.expert)) for task in tasks
+    }
+    base = attempt("base", bundled.open_base if bundled else lambda: open_base(find("base", recipe.base)))
+    if base is None:
+        raise problems_error(attempt.problems)
+    tower = _text_tower(recipe, tasks, find, None if bundled else base, attempt)
+    if bundled is None:
+        base = _narrowed(base, [s for s in sources.values() if s is not None], image=tower is not None)
+    given = [(task, source) for task in tasks if (source := sources[task.name]) is not None]
+    opened = open_tasks(given, base, folder, tower)
+    if recipe.merge.static and all_write(base, tasks, opened):
+        base, opened = with_outputs(base, opened, partial(open_tasks, given, folder=folder, tower=tower))
+    experts, heads = opened.experts, opened.heads
+    attempt.problems += opened.problems
+    if bundled is not None:
+        experts, heads = {**bundled.experts(), **experts}, {**bundled.heads(), **heads}
+        attempt.problems += bundled.problems()
+        processor, base_head = bundled.processor(), attempt("base", partial(bundled.base_head, heads))
+    else:
+        found = attempt("processor", lambda: _processor_files(recipe, base.source, find))
+        processor, base_head = found or {}, find_base_head(base, heads.values())
+    attempt.problems += [*_label_problems(recipe, heads), *_headless_problems(recipe, heads, bundled)]
+    attempt("router.site", partial(_check_sites, recipe, base))
+    prepared = Prepared(recipe, folder, base, experts, heads, processor, base_head, files, bundled)
+    touched = {
+        name: attempt(f"task {name} ({expert.source.text})", partial(touched_by, prepared, expert)) or set()
+        for name, expert in experts.items()
+    }
+    prepared.plan = plan_merge(prepared, touched, attempt.problems, workers)
+    return prepared
+
+
+def _text_tower(
+    recipe: Recipe,
+    tasks: list[TaskRecipe],
+    find: Callable[[str, str], Source],
+    base: Base | None,
+    attempt: Attempts,
+) -> TextTower | None:
+    """The base's text tower, if a head is made of texts; its tokenizer is the processor's, else the base's.
+
+    A bundle keeps the vision tower alone, so for its new tasks the base is opened where the recipe says.
+    """
+    if not any(isinstance(task.head, TextHead) for task in tasks):
+        return None
+    if base is None:
+        base = open_base(find("base", recipe.base))
+    vision_tower(base)  # refuses a base that has no towers
+    if recipe.processor is None:
+        return TextTower(base, base.source)
+    named = recipe.processor
+    return TextTower(base, attempt("processor", partial(find, "processor", named)) or base.source)
+
+
+def _narrowed(base: Base, sources: list[Source], *, image: bool) -> Base:
+    """The part of the base that the experts are versions of; what does not fit is told when the expert is opened."""
+    if has_towers(base) and (image or isinstance(base.store, OpenClipStore)):
+        return narrow(base, vision_tower(base))
+    for source in sources:
+        if not is_adapter(source):
+            try:
+                return narrow(base, task_skeleton(source, base)[0])
+            except InputError:
+                continue
+    return base
+
+
+def _processor_files(recipe: Recipe, base: Source, find: Callable[[str, str], Source]) -> dict[str, Path]:
+    """The files of the tokenizer or image processor."""
+    source = base if recipe.processor is None else find("processor", recipe.processor)
+    files = {name: path for name in PROCESSOR_FILES if (path := source.file(name)) is not None}
+    if recipe.processor is not None and not files:
+        raise InputError(f"{recipe.processor}: no tokenizer or image processor in it.")
+    for name, path in files.items():
+        refuse_code(path.parent, (name,) if name in CONFIGS else ())
+    return files
+
+
+def _check_sites(recipe: Recipe, base: Base) -> None:
+    """Refuse a site that the base does not have. Found by a forward pass of the skeleton, which some models cannot do."""
+    if recipe.router.site == "auto" or recipe.merge.static:
+        return
+    try:
+        sites = find_sites(base.skeleton.model.eval())
+    except (RuntimeError, NotImplementedError):
+        return
+    choose_sites(sites, recipe.router.site)
+
+
+def _label_problems(recipe: Recipe, heads: dict[str, HeadSource]) -> list[Problem]:
+    """Shared labels that no task has."""
+    known = {f"{task}/{label}" for task, head in heads.items() for label in head.labels or ()}
+    complete = len(heads) == len(recipe.tasks)
+    return [
+        Problem("shared_labels", f"{name!r} is no label of a task; write task/label.")
+        for group in recipe.shared_labels
+        for name in group
+        if complete and name not in known
+    ]
+
+
+def _headless_problems(recipe: Recipe, heads: dict[str, HeadSource], bundled: Bundled | None) -> Iterator[Problem]:
+    """Tasks without labels beside tasks with them: inputs would be routed there, and get no answer."""
+    without = [task for task, head in heads.items() if head.labels is None]
+    before = {task.labels is None for task in bundled.tasks} if bundled else set()  # one that has both can be changed
+    if 0 < len(without) < len(heads) and len(before) < 2 and not recipe.merge.static:
+        text = "has no head that gives labels, and the other tasks answer with labels. Give its `head:` in the recipe"
+        yield Problem(f"task {', '.join(without)}", f"{text}, or merge it into another bundle.")

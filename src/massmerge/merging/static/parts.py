@@ -1,0 +1,140 @@
+"""The tensors of a static merge: one after the other, after as many looks at all of them as the method needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+import torch
+from torch import Tensor
+
+from massmerge.checkpoints.skeleton import from_matrix
+from massmerge.linalg.factors import Factors
+from massmerge.merging.deltas import delta
+from massmerge.merging.originals import Originals
+from massmerge.merging.plan import TensorPlan
+from massmerge.merging.prepare import Prepared
+from massmerge.merging.static import (
+    KEEPING_METHODS,
+    STATIC_METHODS,
+    Deltas,
+    KeepingMethod,
+    Known,
+    StaticMethod,
+    average,
+)
+from massmerge.merging.static.scales import scale_of
+
+
+class StaticParts:
+    """Makes the parts of a static merge, a tensor's each.
+
+    A part holds `merged`, the tensor itself; where the method keeps the tasks apart, their compressed form instead. Both
+    hold `norm`, the length of each task's delta.
+    """
+
+    def __init__(self, prepared: Prepared) -> None:
+        options = prepared.recipe.merge
+        self._originals = Originals(prepared)
+        self._slots = prepared.base.slots
+        self._method: StaticMethod | KeepingMethod = (
+            KEEPING_METHODS[options.method] if options.keeps_tasks else STATIC_METHODS[options.method]
+        )
+        floating = [n for n in self._slots if prepared.base.info(n).dtype.is_floating_point]
+        entries = sum(math.prod(self._slots[name].shape) for name in floating)
+        self._known = Known(self._originals.tasks, entries, options.own())
+        self._scale = scale_of(options.method, len(self._known.tasks), options.own())
+        self._merged = [t for t in prepared.plan.tensors if _is_merged(t)]
+
+    @property
+    def looks(self) -> int:
+        """At how many tensors the method looks before it merges the first."""
+        return len(self._method.rounds) * len(self._merged)
+
+    def look(self, pool: Executor, workers: int, seen: Callable[[str], None]) -> None:
+        """Find what the method must know of all tensors together; `seen` hears the name of each.
+
+        Figures are added up in the order of the plan, so that the sums are the same whatever the number of workers.
+        """
+        for step in self._method.rounds:
+
+            def figures_of(tensor: TensorPlan, look: Callable[[Deltas, Known], Tensor] = step.look) -> Tensor:
+                return look(self._deltas(tensor, self._originals.base(tensor)), self._known)
+
+            total = torch.zeros(())
+            for start in range(0, len(self._merged), workers):
+                group = self._merged[start : start + workers]
+                for tensor, figures in zip(group, pool.map(figures_of, group), strict=True):
+                    total = total.to(figures.dtype) + figures
+                    seen(tensor.name)
+            self._known.found.update(step.conclude(total, self._known))
+
+    def part(self, tensor: TensorPlan) -> dict[str, Tensor]:
+        """What a tensor becomes."""
+        base = self._originals.base(tensor)
+        norm = torch.zeros(len(self._known.tasks))
+        if not tensor.in_base or (isinstance(self._method, KeepingMethod) and not self._applies(tensor)):
+            part = self._own(tensor, base, norm)
+        elif isinstance(self._method, KeepingMethod):
+            part = self._method.compress(self._deltas(tensor, base, norm), self._known)
+            part = {name: _stored(name, value, base.dtype) for name, value in part.items()}
+        else:
+            part = {"merged": self._one(tensor, base, norm)}
+        return part | {"norm": norm}
+
+    def _applies(self, tensor: TensorPlan) -> bool:
+        """Whether the method is for this tensor, and not only for matrices."""
+        return _is_merged(tensor) and (tensor.matrix is not None or not self._method.matrices)
+
+    def _one(self, tensor: TensorPlan, base: Tensor, norm: Tensor) -> Tensor:
+        """The tensor of one merged model; integers stay the base's."""
+        deltas = self._deltas(tensor, base, norm)
+        assert not isinstance(self._method, KeepingMethod)
+        if not base.is_floating_point():
+            deltas.sum()  # for the norms
+            return base
+        change = self._scale * self._method.merge(deltas, self._known) if self._applies(tensor) else average(deltas)
+        change = change if tensor.matrix is None else from_matrix(change, self._slots[tensor.name])
+        return (base.float() + change).to(base.dtype)
+
+    def _own(self, tensor: TensorPlan, base: Tensor, norm: Tensor) -> dict[str, Tensor]:
+        """The experts' own values: of tensors that the base lacks their mean, where one model is made of all."""
+        values: dict[str, Tensor] = {}
+        for task in self._originals.touching(tensor):
+            value = self._originals.whole(tensor, task, base)
+            length = float(delta(base, value).double().norm())
+            norm[self._known.tasks.index(task)] = length
+            if length > 0 or not tensor.in_base:
+                values[f"{task}.whole"] = value.to(base.dtype)
+        if isinstance(self._method, KeepingMethod):
+            return values
+        return {"merged": torch.stack([value.float() for value in values.values()]).mean(0).to(base.dtype)}
+
+    def _deltas(self, tensor: TensorPlan, base: Tensor, norm: Tensor | None = None) -> Deltas:
+        """The tensor's deltas; the lengths of those that are read are written to `norm`."""
+
+        def read(task: str) -> Tensor:
+            found = self._originals.delta(tensor, task, base)
+            if norm is not None:
+                norm[self._known.tasks.index(task)] = float(found.double().norm())
+            return found
+
+        def factor(task: str) -> Factors | None:
+            found = self._originals.kept(tensor, task, base)
+            if norm is not None and found is not None:
+                norm[self._known.tasks.index(task)] = found.norm
+            return found.factors if found is not None else None
+
+        shape = tensor.matrix or tensor.shape
+        tasks = self._originals.touching(tensor)
+        return Deltas(tensor.name, shape, len(self._known.tasks), tasks, read, factor)
+
+
+def _is_merged(tensor: TensorPlan) -> bool:
+    return tensor.in_base and getattr(torch, tensor.dtype).is_floating_point
+
+
+def _stored(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Vectors and unified deltas in the base's precision; singular values and scales are few, masks are bits."""
+    return value.to(dtype) if name == "unified" or name.endswith((".u", ".v")) else value

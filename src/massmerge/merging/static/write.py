@@ -1,0 +1,103 @@
+"""Puts the parts of a static merge together: an ordinary checkpoint, or one for each task where the task is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from massmerge.bundle.reader import write_manifest
+from massmerge.checkpoints.skeleton import from_matrix
+from massmerge.io.tensor_file import TensorInfo, read_bytes, read_tensor, tensor_bytes, write_stream
+from massmerge.merging.card import checkpoint_card
+from massmerge.merging.parts_folder import MergeFolder
+from massmerge.merging.plan import TensorPlan
+from massmerge.merging.prepare import Prepared
+from massmerge.merging.static import KEEPING_METHODS
+from massmerge.merging.static.scales import scale_of
+from massmerge.merging.write import base_bytes, common, copy_head, copy_processor, write_config
+
+HEADS = "heads"
+"""Folder of the tasks' heads beside one merged model."""
+
+
+def assemble_checkpoint(prepared: Prepared, work: MergeFolder, fingerprint: str) -> None:
+    """Write one merged model as an ordinary Hugging Face folder, the tasks' heads in a folder beside its weights."""
+    out = work.result
+    write_config(prepared, out)
+    merged = {t.name: work.header(i)["merged"] for i, t in enumerate(prepared.plan.tensors)}
+    infos = {n: merged[n] if n in merged else prepared.base.info(n) for n in sorted({*prepared.base.slots, *merged})}
+    data = (read_bytes(merged[name]) if name in merged else base_bytes(prepared, name) for name in infos)
+    write_stream(out / "model.safetensors", infos, data)
+    copy_processor(prepared, out)
+    for task in prepared.recipe.tasks if not prepared.base.writes else ():
+        (out / HEADS / task.name).mkdir(parents=True)
+        copy_head(prepared, task, out / HEADS / task.name)
+    options = prepared.recipe.merge.own()
+    scale = {"scale": scale_of(prepared.plan.method, len(prepared.plan.tasks), options)} if "scale" in options else {}
+    needed = sum(info.nbytes for name, info in infos.items() if name not in prepared.base.output)
+    _finish(prepared, out, fingerprint, needed, scale)
+
+
+def assemble_checkpoints(prepared: Prepared, work: MergeFolder, fingerprint: str) -> None:
+    """Write a checkpoint for each task, with its head; and what all of them would weigh in the method's own form."""
+    out = work.result
+    parts = {t: work.header(i) for i, t in enumerate(prepared.plan.tensors)}
+    for task in prepared.recipe.tasks:
+        folder = out / task.name
+        folder.mkdir()
+        write_config(prepared, folder)
+        _write_restored(prepared, parts, task.name, folder / "model.safetensors")
+        copy_processor(prepared, folder)
+        copy_head(prepared, task, folder)
+    counted = [part for tensor, part in parts.items() if tensor.name not in prepared.base.output]
+    compressed = sum(info.nbytes for part in counted for name, info in part.items() if name != "norm")
+    base = sum(prepared.base.info(name).nbytes for name in prepared.base.slots if name not in prepared.base.output)
+    _finish(prepared, out, fingerprint, base + compressed, {})
+
+
+def _write_restored(prepared: Prepared, parts: dict[TensorPlan, dict[str, TensorInfo]], task: str, path: Path) -> None:
+    """One task's backbone, streamed from the compressed form of all."""
+    tensors = {t.name: t for t, part in parts.items() if t.in_base or f"{task}.whole" in part}
+    infos = {
+        name: prepared.base.info(name) if name in prepared.base.slots else parts[tensors[name]][f"{task}.whole"]
+        for name in sorted({*prepared.base.slots, *tensors})
+    }
+
+    def data(name: str) -> memoryview | bytearray:
+        """Bytes of one tensor of the task's checkpoint."""
+        if name not in tensors:
+            return base_bytes(prepared, name)
+        part = parts[tensors[name]]
+        if f"{task}.whole" in part:
+            return read_bytes(part[f"{task}.whole"])
+        change = _restored(prepared, tensors[name], part, task)
+        if change is None:
+            return base_bytes(prepared, name)
+        base = prepared.base.read(name)
+        return tensor_bytes((base.float() + change).to(base.dtype))
+
+    write_stream(path, infos, (data(name) for name in infos))
+
+
+def _restored(prepared: Prepared, tensor: TensorPlan, part: dict[str, TensorInfo], task: str) -> Tensor | None:
+    read = {n: read_tensor(i) for n, i in part.items() if n == "unified" or n.startswith(f"{task}.")}
+    change = KEEPING_METHODS[prepared.plan.method].restored(read, task)
+    if change is None or tensor.matrix is None:
+        return change
+    return from_matrix(change, prepared.base.slots[tensor.name])
+
+
+def _finish(prepared: Prepared, out: Path, fingerprint: str, needed: int, more: dict[str, float]) -> None:
+    """Recipe, card and manifest."""
+    (out / "mass_recipe.yaml").write_text(prepared.recipe.dump(), encoding="utf-8")
+    (out / "README.md").write_text(checkpoint_card(prepared), encoding="utf-8")
+    base = prepared.base
+    output = sum(base.info(name).nbytes for name in base.output if name in base.slots)
+    about = {
+        "base": {"class": prepared.plan.base_class, "bytes": prepared.plan.sizes.base - output},
+        "tasks": [task.name for task in prepared.recipe.tasks],
+        "needed_bytes": needed,
+        **more,
+    }
+    write_manifest(out, {**common(prepared, fingerprint), **about})

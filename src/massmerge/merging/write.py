@@ -1,0 +1,151 @@
+"""Puts the parts of a finished merge together: the files of the bundle."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+import massmerge
+from massmerge.bundle.manifest import BASE_WEIGHTS, STATISTICS
+from massmerge.bundle.reader import FIXED, write_manifest
+from massmerge.checkpoints import Source
+from massmerge.checkpoints.pretrained import GENERATION_CONFIG
+from massmerge.errors import InputError
+from massmerge.io.tensor_file import TensorInfo, read_bytes, read_tensor, tensor_bytes, write_stream, write_tensors
+from massmerge.merging.card import bundle_card
+from massmerge.merging.deltas import finite
+from massmerge.merging.heads import write_head
+from massmerge.merging.heads.sources import write_json
+from massmerge.merging.parts_folder import MergeFolder
+from massmerge.merging.prepare import Prepared
+from massmerge.model.base import base_sha256
+from massmerge.recipe import TaskRecipe
+
+
+def assemble_bundle(prepared: Prepared, work: MergeFolder, fingerprint: str) -> None:
+    """Write the bundle to the work folder's result."""
+    out = work.result
+    recipe, plan = prepared.recipe, prepared.plan
+    (out / "base").mkdir()
+    write_config(prepared, out / "base")
+    if recipe.merge.base == "copy":
+        _write_base(prepared, out / BASE_WEIGHTS)
+    if prepared.base_head is not None:
+        write_head(out / "base", prepared.base_head)
+    copy_processor(prepared, out / "processor")
+    for position, task in enumerate(recipe.tasks):
+        folder = out / "tasks" / task.name
+        folder.mkdir(parents=True)
+        _write_task(prepared, work, position, folder)
+        copy_head(prepared, task, folder)
+    _write_statistics(prepared, work, out / STATISTICS)
+    if recipe.router.first_pass == "fixed":
+        _write_fixed(prepared, work, out / FIXED)
+    (out / "recipe.yaml").write_text(recipe.dump(), encoding="utf-8")
+    ranks = _ranks(prepared, work)
+    (out / "README.md").write_text(bundle_card(prepared, ranks), encoding="utf-8")
+    tasks = [
+        {"name": t.name, "source": t.source, "revision": t.revision, "form": t.form, "head": t.head} for t in plan.tasks
+    ]
+    base = {"class": plan.base_class, "source": plan.base, "revision": plan.base_revision, "bytes": plan.sizes.base}
+    if recipe.merge.base == "by_reference":
+        base |= {"location": _location(prepared.base.source), "sha256": base_sha256(prepared.base)}
+    write_manifest(out, {**common(prepared, fingerprint), "base": base, "tasks": tasks, "ranks": ranks})
+
+
+def copy_head(prepared: Prepared, task: TaskRecipe, folder: Path) -> None:
+    """A task's head and its labels, into its folder."""
+    try:
+        write_head(folder, prepared.heads[task.name])
+    except InputError as error:
+        raise InputError(f"task {task.name} ({task.expert}): {error}") from None
+
+
+def _location(source: Source) -> str:
+    """Where a base that is not copied will be found again: its path, or the hub's repository at its commit."""
+    return f"{source.text.partition('@')[0]}@{source.revision}" if source.revision else str(source.path)
+
+
+def common(prepared: Prepared, fingerprint: str) -> dict[str, object]:
+    """What the manifest of every merge says."""
+    return {
+        "tool": f"massmerge {massmerge.__version__}",
+        "method": prepared.recipe.merge.method,
+        "fingerprint": fingerprint,
+    }
+
+
+def write_config(prepared: Prepared, folder: Path) -> None:
+    """The configuration of the backbone."""
+    skeleton = prepared.base.skeleton
+    config = json.loads(skeleton.config.to_json_string(use_diff=False)) | {"architectures": [skeleton.class_name]}
+    config.pop("_name_or_path", None)
+    write_json(folder / "config.json", config)
+    generation = prepared.base.source.file(GENERATION_CONFIG)
+    if generation is not None:
+        shutil.copyfile(generation, folder / GENERATION_CONFIG)
+
+
+def _write_base(prepared: Prepared, path: Path) -> None:
+    """The base under module names, which `from_pretrained` reads as well as the names of older versions."""
+    infos = {name: prepared.base.info(name) for name in sorted(prepared.base.slots)}
+    write_stream(path, infos, (base_bytes(prepared, name) for name in infos))
+
+
+def base_bytes(prepared: Prepared, name: str) -> memoryview:
+    """The data of one of the base's tensors."""
+    return tensor_bytes(finite(prepared.base.read(name), f"base ({prepared.recipe.base})", name))
+
+
+def copy_processor(prepared: Prepared, folder: Path) -> None:
+    """The files of the tokenizer or image processor."""
+    if prepared.processor:
+        folder.mkdir(exist_ok=True)
+    for name, path in sorted(prepared.processor.items()):
+        shutil.copyfile(path, folder / name)
+
+
+def _write_task(prepared: Prepared, work: MergeFolder, position: int, folder: Path) -> None:
+    """One task's factors and whole tensors, streamed from the parts."""
+    infos: dict[str, TensorInfo] = {}
+    for index, tensor in enumerate(prepared.plan.tensors):
+        header = work.header(index)
+        for part in ("u", "s", "v"):
+            if f"{position}.{part}" in header:
+                infos[f"{tensor.name}.{part}"] = header[f"{position}.{part}"]
+        if f"{position}.whole" in header:
+            infos[tensor.name] = header[f"{position}.whole"]
+    write_stream(folder / "factors.safetensors", infos, (read_bytes(info) for info in infos.values()))
+
+
+def _matrix_headers(prepared: Prepared, work: MergeFolder) -> Iterator[tuple[str, dict[str, TensorInfo]]]:
+    for index, tensor in enumerate(prepared.plan.tensors):
+        if tensor.matrix is not None:
+            yield tensor.name, work.header(index)
+
+
+def _ranks(prepared: Prepared, work: MergeFolder) -> dict[str, list[int]]:
+    count = len(prepared.recipe.tasks)
+    return {
+        name: [header[f"{i}.s"].shape[0] if f"{i}.s" in header else 0 for i in range(count)]
+        for name, header in _matrix_headers(prepared, work)
+    }
+
+
+def _write_statistics(prepared: Prepared, work: MergeFolder, path: Path) -> None:
+    """A row for each matrix, in the order of the manifest's `ranks`."""
+    rows = [header for _, header in _matrix_headers(prepared, work)]
+    names = ("norm", "energy", "cosine", "accepted")
+    count = len(prepared.recipe.tasks)
+    stacked = {n: [read_tensor(header[n]) for header in rows] for n in names}
+    write_tensors(path, {n: torch.stack(v) if v else torch.zeros(0, count) for n, v in stacked.items()})
+
+
+def _write_fixed(prepared: Prepared, work: MergeFolder, path: Path) -> None:
+    """The core matrices: with the tasks' factors they are the fixed model."""
+    infos = {name: header["core"] for name, header in _matrix_headers(prepared, work) if "core" in header}
+    write_stream(path, infos, (read_bytes(info) for info in infos.values()))

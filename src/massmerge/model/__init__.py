@@ -1,0 +1,1 @@
+"""A loaded bundle: from an input without a task name to an answer."""

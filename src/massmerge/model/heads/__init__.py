@@ -1,0 +1,1 @@
+"""From the backbone's output to labels or text."""

@@ -1,0 +1,186 @@
+"""Heads at work: the task's own model class around a stub that returns what the backbone has already computed."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import threading
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from massmerge.bundle.problem_types import problem_of
+from massmerge.checkpoints.pretrained import pretrained_config
+from massmerge.checkpoints.skeleton import build
+from massmerge.errors import InputError, listing
+from massmerge.io.tensor_file import read_header, read_tensor
+from massmerge.model.route.first_pass import pool
+from massmerge.model.trees import replace_module
+
+Features = Literal["auto", "pooled", "cls", "mean"]
+
+
+_NO_TOKEN = -1
+
+
+class _Asked(Exception):
+    """How a task's model calls its backbone."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.args_given, self.kwargs_given = args, kwargs
+
+
+class _Stub(nn.Module):
+    """Stands where the backbone was; returns the output it was handed, or tells how it was called."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        self._here = threading.local()
+
+    def hand(self, output: Any) -> None:
+        """The output that the next call in this thread returns; none to be told how the call looks."""
+        self._here.output = output
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What was handed over."""
+        output = getattr(self._here, "output", None)
+        if output is None:
+            raise _Asked(args, kwargs)
+        return output
+
+
+class ShellHead:
+    """A head that is cut from any classification model of transformers, run by that model's own forward."""
+
+    def __init__(self, folder: Path, base: PreTrainedModel) -> None:
+        config = pretrained_config(folder)
+        skeleton = build(config, config.architectures[0])
+        prefix = skeleton.submodule(type(base))
+        if not prefix:
+            raise InputError(f"{folder}: a {skeleton.class_name} has no {type(base).__name__} in it.")
+        self._shell = skeleton.model.eval()
+        _refuse_other_backbone(folder, self._shell.get_submodule(prefix.rstrip(".")), base)
+        self._stub = _Stub(config)
+        replace_module(self._shell, prefix.rstrip("."), self._stub)
+        tensors = {n: read_tensor(i).float() for n, i in read_header(folder / "model.safetensors").items()}
+        missing = self._shell.load_state_dict(tensors, strict=False, assign=True).missing_keys
+        if missing:
+            raise InputError(f"{folder}: the head lacks {', '.join(missing)}.")
+        self._shell.to(base.device)
+        self.labels_expected = config.num_labels
+        self.problem_type = problem_of(config.problem_type, config.num_labels)
+        # Models that read the last real token know padding by the token's number. The batch is padded as the base says, and
+        # experts disagree with it, or name none and refuse batches; a number that is no token's stands for those.
+        if getattr(config, "pad_token_id", None) is None:
+            self._shell.config.pad_token_id = _NO_TOKEN
+        self._padding: int = self._shell.config.pad_token_id
+
+    @torch.inference_mode()
+    def backbone_call(self, inputs: dict[str, Tensor], base: PreTrainedModel) -> dict[str, Any]:
+        """The keyword arguments with which the task's model would call its backbone."""
+        self._stub.hand(None)
+        try:
+            self._shell(**inputs)
+        except _Asked as asked:
+            bound = inspect.signature(base.forward).bind_partial(*asked.args_given, **asked.kwargs_given)
+            extra = bound.arguments.pop("kwargs", {})
+            return {k: v for k, v in {**bound.arguments, **extra}.items() if v is not None}
+        raise AssertionError("the task's model did not call its backbone")
+
+    @torch.inference_mode()
+    def __call__(self, output: Any, inputs: dict[str, Tensor]) -> Tensor:
+        """Logits (batch, labels) for the backbone's output on these inputs."""
+        return self.logits(output, inputs)
+
+    def logits(self, output: Any, inputs: dict[str, Tensor]) -> Tensor:
+        """The same, with gradients with respect to the output where they are on."""
+        if "input_ids" in inputs and "attention_mask" in inputs:
+            ids = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, self._padding)
+            inputs = {**inputs, "input_ids": ids}
+        self._stub.hand(output)
+        try:
+            return self._shell(**inputs).logits.float()
+        finally:
+            self._stub.hand(None)
+
+
+def _refuse_other_backbone(folder: Path, described: nn.Module, base: PreTrainedModel) -> None:
+    """Refuse a head for a backbone of other sizes than the base, whose output it could not take."""
+    ours = {name: tensor.shape for name, tensor in base.state_dict().items()}
+    other = [name for name, t in described.state_dict().items() if t.shape != ours.get(name, t.shape)]
+    if other:
+        raise InputError(f"{folder}: its config.json describes another backbone:{listing(other)}\n  Merge again.")
+
+
+class LinearHead:
+    """A linear layer on the backbone's features, from a file."""
+
+    def __init__(self, folder: Path, device: torch.device, width: int | None = None) -> None:
+        options = json.loads((folder / "linear.json").read_text(encoding="utf-8"))
+        header = read_header(folder / "model.safetensors")
+        shape = header["weight"].shape
+        if len(shape) != 2 or width not in (None, shape[1]) or ("bias" in header and header["bias"].shape != shape[:1]):
+            raise InputError(f"{folder}: its tensors are no head on {width} features. Merge again.")
+        self._weight = read_tensor(header["weight"]).float().to(device)
+        self._bias = read_tensor(header["bias"]).float().to(device) if "bias" in header else None
+        self._normalize, self._scale = bool(options["normalize"]), float(options["scale"])
+        self._features: Features = options.get("features", "auto")
+        self.labels_expected = self._weight.shape[0]
+        self.problem_type = problem_of(options.get("problem_type"), self.labels_expected)
+
+    @torch.inference_mode()
+    def __call__(self, output: Any, inputs: dict[str, Tensor]) -> Tensor:
+        """Logits (batch, labels) for the backbone's output on these inputs."""
+        return self.logits(output, inputs)
+
+    def logits(self, output: Any, inputs: dict[str, Tensor]) -> Tensor:
+        """The same, with gradients with respect to the output where they are on."""
+        x = features(output, inputs, self._features)
+        if self._normalize:
+            x = nn.functional.normalize(x, dim=1)
+        return nn.functional.linear(x * self._scale, self._weight, self._bias)
+
+
+Head = ShellHead | LinearHead
+
+
+def load_head(folder: Path, base: PreTrainedModel) -> Head | None:
+    """The head in a task's folder; none where the task has none."""
+    if (folder / "linear.json").is_file():
+        return LinearHead(folder, base.device, feature_width(base))
+    if (folder / "config.json").is_file() and (folder.parent / "labels.json").is_file():
+        return ShellHead(folder, base)
+    return None
+
+
+def feature_width(backbone: PreTrainedModel) -> int | None:
+    """The width of what `features` gives, if the configuration tells."""
+    name = "projection_dim" if hasattr(backbone, "visual_projection") else "hidden_size"
+    width = getattr(backbone.config, name, None)
+    return None if width is None else int(width)
+
+
+def features(output: Any, inputs: dict[str, Tensor], kind: Features = "auto") -> Tensor:
+    """One vector (batch, width) for each input of a backbone's output.
+
+    `auto` is the backbone's own pooled output if it has one, else the mean over real tokens for text (of an encoder-decoder:
+    of its encoder's output) and the first token for images.
+    """
+    pooled = getattr(output, "image_embeds", None)  # of a vision tower with its projection
+    pooled = getattr(output, "pooler_output", None) if pooled is None else pooled
+    if kind == "pooled" and pooled is None:
+        raise InputError("the backbone has no pooled output; choose `features: cls` or `mean`.")
+    if pooled is not None and kind in ("auto", "pooled"):
+        return pooled.float()
+    # An encoder-decoder's features are those of the prompt; what its decoder says of it is one token long.
+    hidden = getattr(output, "encoder_last_hidden_state", None)
+    hidden = output.last_hidden_state if hidden is None else hidden
+    text = "input_ids" in inputs
+    token = kind if kind in ("cls", "mean") else ("mean" if text else "cls")
+    mask = inputs.get("attention_mask")
+    return pool(hidden, "mean" if token == "mean" else "cls", mask, hidden.shape[0])

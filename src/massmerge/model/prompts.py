@@ -1,0 +1,170 @@
+"""What every model that writes shares: how prompts are read, and how transformers' `generate` is called on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PretrainedConfig, PreTrainedModel
+
+from massmerge.errors import InputError, MassError
+from massmerge.model.answers import Generation
+from massmerge.model.inputs import InputReader, Row, attempt, positions
+
+NEW_TOKENS = 64
+_OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")  # options that are no plain values
+_OURS = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+def checked_options(defaults: GenerationConfig, options: dict[str, Any], model: PretrainedConfig) -> GenerationConfig:
+    """A generation configuration with options in it.
+
+    Args:
+        defaults: what holds where no option says otherwise.
+        options: those of transformers' `generate`.
+        model: the base's configuration.
+
+    Raises:
+        InputError: there is no such option, or they do not go together.
+    """
+    config = deepcopy(defaults)
+    if config.max_new_tokens is None and config.max_length is None and "max_length" not in options:
+        options = {"max_new_tokens": NEW_TOKENS, **options}
+    try:
+        unknown = [*config.update(**options), *(name for name in options if name in _OURS)]
+        config.validate()
+    except (ValueError, TypeError) as error:
+        raise InputError(f"these generation options do not go together: {error}") from None
+    if unknown:
+        raise InputError(
+            f"generation has no option {', '.join(map(repr, unknown))}. There are those of transformers' "
+            "GenerationConfig, such as max_new_tokens, num_beams, do_sample and temperature."
+        )
+    if config.pad_token_id is None:  # padding is known by the mask; any token will do
+        config.pad_token_id = getattr(model, "pad_token_id", None) or 0
+    return config
+
+
+class NotFinite(MassError):
+    """The model's scores for the next token are no numbers."""
+
+
+class _Finite(LogitsProcessor):
+    """Stops where the scores of the next token hold NaN or infinity; what is ruled out has minus infinity."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """The scores as they are."""
+        if not bool((scores < torch.inf).all()):
+            raise NotFinite("the output for this prompt holds NaN or infinity, so there is no answer.")
+        return scores
+
+
+class Writing:
+    """Reads prompts and generates with some options, whatever model it is given.
+
+    Args:
+        reader: makes tensors of prompts, and text of tokens.
+        model: the configuration of the models.
+        defaults: how they generate where no option says otherwise.
+        options: those of transformers' `generate`.
+
+    Raises:
+        InputError: there is no such option, or they do not go together.
+    """
+
+    def __init__(
+        self, reader: InputReader, model: PretrainedConfig, defaults: GenerationConfig, options: Mapping[str, Any]
+    ) -> None:
+        self.reader, self._room = reader, positions(model)
+        self.encodes = bool(getattr(model, "is_encoder_decoder", False))
+        self.objects = {k: v for k, v in options.items() if k in _OBJECTS}
+        plain = {k: v for k, v in options.items() if k not in _OBJECTS}
+        self._asked = ", ".join(f"{name}={value!r}" for name, value in plain.items())
+        self.config = checked_options(defaults, plain, model)
+
+    def read(self, prompt: Any) -> Row:
+        """A prompt as tensors.
+
+        Raises:
+            InputError: it cannot be read, or leaves a decoder no room to write.
+        """
+        row = self.reader.row(prompt)
+        length = row["input_ids"].shape[0]
+        new = self.config.max_new_tokens or max(0, (self.config.max_length or 0) - length)
+        if not self.encodes and length + new > self._room:
+            raise InputError(
+                f"a prompt of {length} tokens and up to {new} new ones are more than the {self._room} that the backbone has "
+                "positions for. Shorten the prompt, or lower max_new_tokens."
+            )
+        return row
+
+    def batch(self, rows: list[Row]) -> dict[str, Tensor]:
+        """Prompts as one batch; a decoder writes on at their right end, so there must be no padding."""
+        return self.prompts(self.reader.batch(rows, left=not self.encodes))
+
+    def prompts(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What `generate` takes of a batch."""
+        return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+    @torch.inference_mode()
+    def generate(self, model: PreTrainedModel, batch: dict[str, Tensor], **more: Any) -> list[list[int]]:
+        """New tokens for each prompt of a batch; several texts of one prompt follow each other.
+
+        Args:
+            model: a language model.
+            batch: as `batch` makes it.
+            more: objects for transformers' `generate`, such as a streamer.
+        """
+        try:
+            given = {**self.objects, **more}
+            checks = LogitsProcessorList([_Finite(), *given.pop("logits_processor", [])])
+            written: Tensor = model.generate(**batch, generation_config=self.config, logits_processor=checks, **given)
+        except (ValueError, TypeError, ZeroDivisionError) as error:
+            # Much of what is wrong with options shows only at work, such as a temperature of 0.
+            if not self._asked:
+                raise
+            raise InputError(f"cannot generate with {self._asked}: {error}") from error
+        # An encoder-decoder's output begins with its start token, a decoder's with the prompt.
+        start = 1 if self.encodes else batch["input_ids"].shape[1]
+        ends = self.config.eos_token_id
+        ends = [ends] if isinstance(ends, int) else ends or []
+        rows = [row[start:] for row in written.tolist()]
+        return [row[: next((i + 1 for i, token in enumerate(row) if token in ends), len(row))] for row in rows]
+
+    def decode(self, tokens: Sequence[list[int]]) -> list[str | None]:
+        """Texts of tokens; none without a tokenizer."""
+        if not self.reader.has_processor:
+            return [None] * len(tokens)
+        return list(self.reader.processor.batch_decode(tokens, skip_special_tokens=True))
+
+    def stream(
+        self,
+        prompts: Iterable[Any],
+        size: int,
+        generate: Callable[[dict[str, Tensor]], list[list[int]]],
+        on_error: Literal["raise", "row"] = "raise",
+    ) -> Iterator[Generation]:
+        """A text for each prompt, which names no task.
+
+        Args:
+            prompts: what to answer.
+            size: how many run at once.
+            generate: new tokens for a batch.
+            on_error: whether a prompt that cannot be read stops everything or has its error in its row.
+        """
+        if size < 1:
+            raise InputError("batch_size must be at least 1.")
+        items = iter(prompts)
+        while chunk := list(islice(items, size)):
+            rows = [attempt(self.read, item, on_error) for item in chunk]
+            good = [row for row in rows if not isinstance(row, InputError)]
+            tokens = generate(self.batch(good)) if good else []
+            firsts = tokens[:: len(tokens) // len(good)] if good else []
+            answers = map(partial(Generation, None), self.decode(firsts), firsts)
+            for row in rows:
+                yield Generation(None, error=str(row)) if isinstance(row, InputError) else next(answers)

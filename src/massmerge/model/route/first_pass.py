@@ -1,0 +1,120 @@
+"""The first pass: activations at the voting sites, and nothing computed behind the last of them."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from massmerge.model.speed.parallel import parts_of, run_parts
+from massmerge.routing.activation import Activation, joined
+from massmerge.routing.sites import Site, routed_part
+
+Token = Literal["cls", "mean", "each"]
+
+
+@dataclass(frozen=True)
+class Voter:
+    """A site and what is taken of its activation: the class token, the mean over real tokens, or each of them."""
+
+    site: Site
+    token: Token
+
+    @property
+    def name(self) -> str:
+        """Such as `M3.mean`."""
+        return f"{self.site.name}.{self.token}"
+
+
+class _Stop(Exception):
+    """Raised at the last site."""
+
+
+class FirstPass:
+    """Runs a model up to the last voting site.
+
+    Args:
+        model: hooks are put into it for good; they do nothing in passes that others make.
+        voters: what to collect.
+    """
+
+    def __init__(self, model: PreTrainedModel, voters: list[Voter]) -> None:
+        self.voters = voters
+        self.prefix, self._part = routed_part(model)
+        self._here = threading.local()  # each thread collects for itself
+        names = list(dict.fromkeys(voter.site.name for voter in voters))
+        last = max(voters, key=lambda v: v.site.depth).site.name
+        for name in names:
+            site = next(v.site for v in voters if v.site.name == name)
+            module = self._part.get_submodule(site.modules[0].removeprefix(self.prefix))
+            module.register_forward_pre_hook(self._hook(name, final=name == last))
+
+    def _hook(self, name: str, *, final: bool) -> Any:
+        def collect(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            """Keep what the site reads, if this thread is in a first pass."""
+            found: dict[str, Tensor] | None = getattr(self._here, "found", None)
+            if found is None:
+                return
+            found.setdefault(name, args[0])
+            if final:
+                raise _Stop
+
+        return collect
+
+    def __call__(self, inputs: dict[str, Tensor]) -> list[Activation]:
+        """What each voter sees, in the order of the voters."""
+        first = next(iter(inputs.values()))
+
+        def run(rows: slice) -> list[Activation]:
+            return self._run({name: tensor[rows] for name, tensor in inputs.items()})
+
+        found = run_parts(run, parts_of(first.shape[0], first.device))
+        return [joined(list(parts)) for parts in zip(*found, strict=True)]
+
+    @torch.inference_mode()
+    def _run(self, inputs: dict[str, Tensor]) -> list[Activation]:
+        found: dict[str, Tensor] = {}
+        self._here.found = found
+        try:
+            self._part(**inputs)
+        except _Stop:
+            pass
+        finally:
+            del self._here.found
+        mask = inputs.get("attention_mask")
+        batch = next(iter(inputs.values())).shape[0]
+        return [_seen(found[v.site.name], v.token, mask, batch) for v in self.voters]
+
+
+def _seen(hidden: Tensor, token: Token, mask: Tensor | None, batch: int) -> Activation:
+    """What a voter takes of a site's activation."""
+    if token != "each":
+        return Activation(pool(hidden, token, mask, batch).cpu())
+    hidden = by_token(hidden, batch)
+    if mask is None or mask.shape != hidden.shape[:2]:
+        tokens = torch.full((batch,), hidden.shape[1])
+        return Activation(hidden.flatten(0, 1).float().cpu(), tokens)
+    return Activation(hidden[mask.bool()].float().cpu(), mask.sum(1).cpu())
+
+
+def pool(hidden: Tensor, token: Literal["cls", "mean"], mask: Tensor | None, batch: int) -> Tensor:
+    """One vector (batch, width) for each input of an activation (batch, tokens, width)."""
+    hidden = by_token(hidden, batch)
+    if token == "cls":
+        return hidden[:, 0].float()
+    if mask is None or mask.shape != hidden.shape[:2]:
+        return hidden.float().mean(1)
+    real = mask.to(hidden.dtype)
+    return torch.einsum("btd,bt->bd", hidden, real).float() / real.sum(1, keepdim=True).clamp_min(1)
+
+
+def by_token(hidden: Tensor, batch: int) -> Tensor:
+    """An activation as (batch, tokens, width)."""
+    if hidden.ndim == 2:
+        return hidden.reshape(batch, -1, hidden.shape[-1])
+    # Feature maps are (batch, height, width, channels).
+    return hidden.flatten(1, -2) if hidden.ndim > 3 else hidden

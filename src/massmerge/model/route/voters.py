@@ -1,0 +1,96 @@
+"""Which sites and tokens of a bundle vote, and the router of each voter."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from massmerge.bundle.factors import TaskTensors
+from massmerge.bundle.reader import ROUTER, Bundle
+from massmerge.errors import InputError
+from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
+from massmerge.model.route.decide import Router
+from massmerge.model.route.first_pass import Voter
+from massmerge.recipe import Recipe
+from massmerge.routing import Site, choose_sites
+from massmerge.routing.mlp import MlpRouter
+from massmerge.routing.nearest import NearestRouter
+from massmerge.routing.projection import ProjectionRouter, Score, site_basis
+from massmerge.routing.prototype import PrototypeRouter
+from massmerge.routing.separation import without_common
+
+
+def choose_voters(
+    recipe: Recipe, sites: list[Site], base: PreTrainedModel, tensors: TaskTensors, *, half: bool
+) -> list[Voter]:
+    """Sites and tokens that vote. A class token is there in most image models; in text it is one word among others."""
+    tasks = range(len(tensors.names))
+
+    def covered(site: Site) -> int:
+        return sum(any(tensors.changes(task, name) for name in site.tensors) for task in tasks)
+
+    chosen = choose_sites(sites, recipe.router.site, covered, half=half)
+    token = recipe.router.token
+    if token == "auto":
+        names = {name.rpartition(".")[2] for name, _ in base.named_parameters()}
+        token = "both" if names & {"cls_token", "class_embedding"} else "mean"
+    return [Voter(site, t) for site in chosen for t in (("cls", "mean") if token == "both" else (token,))]
+
+
+def make_routers(bundle: Bundle, kind: str, voters: list[Voter], tensors: TaskTensors) -> list[Router]:
+    """The router of each voter: from the tasks' subspaces, or as `mass calibrate` fitted it."""
+    if kind == "projection":
+        return list(_projections(voters, tensors, bundle.recipe.router.score))
+    if kind not in ("nearest", "prototype", "mlp"):
+        raise InputError(f"no router {kind!r}. There are projection, nearest, prototype and mlp.")
+    if missing := not_fitted(bundle, kind, voters):
+        raise InputError(
+            f"{bundle.path}: the router {kind} has not been fitted for {', '.join(missing)}. "
+            f"`mass calibrate {bundle.path} --inputs …` fits it."
+        )
+    fitted = {name: read_tensor(info) for name, info in _fitted(bundle).items() if name.startswith(f"{kind}.")}
+    residuals = _projections(voters, tensors, bundle.recipe.router.score)
+    return [fitted_router(kind, {n.removeprefix(f"{kind}.{v.name}."): t for n, t in fitted.items()}, own)
+            for v, own in zip(voters, residuals, strict=True)]  # fmt: skip
+
+
+def not_fitted(bundle: Bundle, kind: str, voters: list[Voter]) -> list[str]:
+    """Names of the voters that `mass calibrate` has fitted no router of this kind for."""
+    names = _fitted(bundle)
+    return [v.name for v in voters if not any(name.startswith(f"{kind}.{v.name}.") for name in names)]
+
+
+def _fitted(bundle: Bundle) -> dict[str, TensorInfo]:
+    """Where the tensors of fitted routers lie."""
+    return read_header(bundle.file(ROUTER)) if ROUTER in bundle.manifest["files"] else {}
+
+
+def _projections(voters: list[Voter], tensors: TaskTensors, score: Score) -> list[ProjectionRouter]:
+    """The router that needs no data for each voter; tokens of one site share it."""
+    sites = {voter.site.name: voter.site for voter in voters}
+    made = {name: site_router(tensors, site, score) for name, site in sites.items()}
+    return [made[voter.site.name] for voter in voters]
+
+
+def site_router(tensors: TaskTensors, site: Site, score: Score = "residual") -> ProjectionRouter:
+    """The router that needs no data, from the tasks' singular vectors at a site."""
+    bases = [_basis(tensors, t, site) for t in range(len(tensors.names))]
+    own = without_common(bases)
+    return ProjectionRouter(own, score, alike=own is not bases)
+
+
+def fitted_router(kind: str, tensors: dict[str, Tensor], residuals: ProjectionRouter) -> Router:
+    """A router from the tensors that were fitted for one voter, and from the tasks' subspaces there."""
+    if kind == "prototype":
+        return PrototypeRouter(tensors["weight"], tensors["offset"], tensors.get("scales"), residuals)
+    if kind == "nearest":
+        return NearestRouter(tensors["support"], tensors["owners"], len(residuals.ranks))
+    return MlpRouter({n.removeprefix("net."): t for n, t in tensors.items() if n.startswith("net.")})
+
+
+def _basis(tensors: TaskTensors, task: int, site: Site) -> Tensor:
+    found = [f for name in site.tensors if (f := tensors.factors(task, name)) is not None]
+    if not found:
+        return torch.zeros(0, site.width)
+    return site_basis([(f.s.cpu(), f.v.cpu()) for f in found], max(f.rank for f in found))

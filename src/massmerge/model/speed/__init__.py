@@ -1,0 +1,1 @@
+"""What makes answers faster and changes nothing else."""

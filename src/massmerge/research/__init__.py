@@ -1,0 +1,1 @@
+"""The paper's experiments: studies, other routed methods, interpretation."""

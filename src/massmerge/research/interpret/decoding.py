@@ -1,0 +1,134 @@
+"""A bundle's tasks decoded as texts: its singular vectors at a site against a bank of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from massmerge.errors import InputError
+from massmerge.model.load import Runtime, load_runtime
+from massmerge.research.interpret.spaces import ClipSpace, StreamSpace, TextSpace
+from massmerge.research.interpret.textspan import text_span
+from massmerge.routing import Site, choose_sites
+
+BANK = Path(__file__).parent / "bank.txt"
+_DEPTH = 0.8  # the paper's site: late enough to mean something, early enough to be cheap
+
+
+@dataclass(frozen=True)
+class DecodedText:
+    """One text, and how much of the task's vectors it stands for."""
+
+    text: str
+    score: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Interpretation:
+    """What a task's subspace at a site means."""
+
+    task: str
+    site: str
+    texts: list[DecodedText]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The interpretation as plain data."""
+        return asdict(self)
+
+
+def read_bank(path: Path = BANK) -> list[str]:
+    """The texts of a file, one a line; blank lines and repetitions are left out.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as a text a line ({error}).") from None
+    return list(dict.fromkeys(line.strip() for line in lines if line.strip()))
+
+
+def interpret(
+    bundle: str | Path,
+    texts: str | Path | Sequence[str] = BANK,
+    *,
+    tasks: Sequence[str] | None = None,
+    sites: Sequence[str] | None = None,
+    top: int = 10,
+    clip: str | None = None,
+    progress: Callable[[str], None] = lambda name: None,
+) -> list[Interpretation]:
+    """Decode tasks' singular vectors at some sites as texts.
+
+    Args:
+        bundle: the bundle's folder.
+        texts: the bank: texts, or the path of a file with a text a line; the one that comes with mass by default.
+        tasks: which tasks; all by default.
+        sites: which sites; by default the MLP whose input lies four fifths into the network, or what else all tasks change.
+        top: how many texts for each task and site.
+        clip: for image models, a CLIP model (folder or hub id) with visual projection and text tower; the bundle's own
+            source by default.
+        progress: hears of each step.
+
+    Raises:
+        InputError: no such task or site, a bank with fewer texts than `top`, or an image model without a text tower.
+    """
+    if isinstance(texts, str | Path):
+        named, bank = str(texts), read_bank(Path(texts))
+    else:
+        named, bank = "the bank", list(dict.fromkeys(texts))
+    if top < 1 or len(bank) < top:
+        raise InputError(
+            f"{named}: has {len(bank)} texts, {top} are to be picked. Give a larger bank, or pick fewer "
+            "(`top=`, `--top`)."
+        )
+    runtime = load_runtime(Path(bundle), check=True)
+    names = runtime.tasks if tasks is None else list(tasks)
+    unknown = [name for name in names if name not in runtime.tasks]
+    if unknown:
+        raise InputError(f"no task {', '.join(map(repr, unknown))}. There are {', '.join(runtime.tasks)}.")
+    chosen = choose_sites(runtime.sites, list(sites)) if sites else [_late_site(runtime, names)]
+    vectors = {(name, site.name): _vectors(runtime, name, site) for name in names for site in chosen}
+    space: TextSpace = ClipSpace(runtime, clip) if runtime.reader.image else StreamSpace(runtime)
+    placed = space.place(bank, chosen, progress)
+    return [
+        Interpretation(name, site, _decode(space.project(rows), placed[site], bank, top))
+        for (name, site), rows in vectors.items()
+    ]
+
+
+def _late_site(runtime: Runtime, tasks: list[str]) -> Site:
+    """The MLP input nearest to the paper's depth that every task changes; another site where there is none."""
+    positions = [runtime.tasks.index(task) for task in tasks]
+    changed = [
+        site
+        for site in runtime.sites
+        if all(any(runtime.tensors.changes(i, name) for name in site.tensors) for i in positions)
+    ]
+    sites = changed or runtime.sites
+    candidates = [site for site in sites if site.name.startswith("M") and site.name[1:].isdigit()] or sites
+    return min(candidates, key=lambda site: abs(site.depth - _DEPTH))
+
+
+def _vectors(runtime: Runtime, task: str, site: Site) -> Tensor:
+    """`diag(s) V` (k, width) of a task's deltas at a site, stacked and factored together where several layers read it."""
+    index = runtime.tasks.index(task)
+    found = [f for name in site.tensors if (f := runtime.tensors.factors(index, name)) is not None]
+    if not found:
+        raise InputError(f"task {task}: changes nothing at {site.name}. Choose another site.")
+    rows = torch.cat([f.s[:, None] * f.v for f in found]).cpu().float()
+    if len(found) == 1:
+        return rows
+    _, s, v = torch.linalg.svd(rows, full_matrices=False)
+    return (s[:, None] * v)[: max(f.rank for f in found)]
+
+
+def _decode(vectors: Tensor, placed: Tensor, bank: list[str], top: int) -> list[DecodedText]:
+    return [DecodedText(bank[pick.position], pick.score, pick.share) for pick in text_span(vectors, placed, top)]

@@ -1,0 +1,116 @@
+"""Runs studies by name and writes what they find: a folder each, and one report of all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from massmerge.errors import InputError
+from massmerge.evaluation.run import Progress, silent
+from massmerge.evaluation.suite import DEFAULT_SPLIT
+from massmerge.research.studies import STUDIES
+from massmerge.research.studies.context import StudyContext
+from massmerge.research.studies.opening import open_studies
+from massmerge.research.studies.overview import write_overview
+from massmerge.research.studies.result import Result, duration, machine, versions, write_result
+from massmerge.research.studies.search import require_optuna
+from massmerge.research.studies.settings import Settings
+from massmerge.research.studies.study import Study
+from massmerge.research.studies.sweep import SWEEP
+
+ALL = "all"
+
+
+def run_studies(
+    name: str,
+    suite: str | Path,
+    out: str | Path = "study",
+    *,
+    bundle: str | Path | None = None,
+    recipe: str | Path | None = None,
+    settings: Settings | None = None,
+    command: str = "",
+    progress: Progress = silent,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> list[Result]:
+    """Run a study, or all of them, and write their folders.
+
+    A run that was killed goes on: the same call again takes what is finished from the folder's `cache`.
+
+    Args:
+        name: of the study, or `all`.
+        suite: the suite's path.
+        out: each study writes to a folder of its name in this one.
+        bundle: the bundle to study; without it the recipe's is merged.
+        recipe: the recipe with the experts, which some studies read.
+        settings: split, limit, seed and the like.
+        command: the command line, to be written beside the figures.
+        progress: wraps iterables whose items take time.
+        tell: hears sentences for the person who waits.
+
+    Raises:
+        InputError: unknown study, or suite, bundle and recipe do not fit; nothing has been computed then.
+    """
+    if name != ALL and name not in STUDIES:
+        raise InputError(f"no study {name!r}. There are {', '.join(STUDIES)}, and {ALL}.")
+    settings, folder = settings or Settings(), Path(out)
+    wanted = _with_options(list(STUDIES.values()) if name == ALL else [STUDIES[name]], settings)
+    opened = open_studies(
+        wanted, suite, folder, settings, bundle=bundle, recipe=recipe, progress=progress, tell=tell
+    )  # fmt: skip
+    about = _about(opened.context, command)
+    results = []
+    for study in opened.studies:
+        results.append(_run_one(study, opened.context, about))
+        write_result(results[-1], folder / study.name)
+    if name == ALL:
+        write_overview(results, opened.left_out, folder)
+    return results
+
+
+def _with_options(studies: list[Study], settings: Settings) -> list[Study]:
+    """The studies as the options want them, or an error if none of them knows an option."""
+    for peer in settings.options.get("peers", {}):
+        if not any(peer in study.peers for study in studies):
+            knowing = [study.name for study in STUDIES.values() if peer in study.peers]
+            raise InputError(f"--peer {peer}: belongs to the studies {', '.join(knowing)}.")
+    if settings.options.get("search"):
+        if SWEEP not in studies:
+            raise InputError(f"--search belongs to the study {SWEEP.name}.")
+        require_optuna()
+        studies = [replace(study, needs_validation=True) if study == SWEEP else study for study in studies]
+    return [study.as_asked(quick=settings.quick) for study in studies]
+
+
+def _run_one(study: Study, context: StudyContext, about: dict[str, Any]) -> Result:
+    expected = study.seconds(context)
+    context.tell(f"{study.name}: {len(context.samples):,} rows, at most about {duration(expected)}")
+    began = time.perf_counter()
+    found = study.run(context)
+    notes = [f"{name}: {_words(given)}." for name in study.peers if (given := context.settings.peer(name))]
+    return Result(study, replace(found, notes=[*found.notes, *notes]), about, time.perf_counter() - began)
+
+
+def _words(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in options.items())
+
+
+def _about(context: StudyContext, command: str) -> dict[str, Any]:
+    settings = context.settings
+    return {
+        "command": command,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": versions(),
+        "suite": context.ready.suite.name,
+        "bundle": str(context.bundle),
+        "settings": {**vars(settings), "split": settings.split or DEFAULT_SPLIT, "options": dict(settings.options)},
+        "data": {
+            task: {"where": data.where, "rows": len(data), "total": data.total, "sha256": data.sha256()}
+            for task, data in context.ready.data.items()
+        },
+    }

@@ -1,6 +1,0 @@
-"""Modules that run the base plus the low-rank update of the selected sets, for a batch of mixed tasks in one pass."""
-
-from massmerge.subspace.install import SecondPass
-from massmerge.subspace.updates import Change, LowRankChange, SetChanges, Variant
-
-__all__ = ["Change", "LowRankChange", "SecondPass", "SetChanges", "Variant"]
