@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from massmerge.errors import InputError
+from massmerge.evaluation.from_recipe import open_answering
 from massmerge.merging.prepare import prepare
-from massmerge.model.answering import open_answering
 from massmerge.recipe import Recipe
 from models import FAMILIES, backbone_of, logits_of, rows_of, write_family, write_recipe
 

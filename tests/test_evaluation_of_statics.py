@@ -12,7 +12,7 @@ from massmerge import InputError, Recipe, StaticModel
 from massmerge.cli.demo.example import make_example, make_writing_example
 from massmerge.cli.main import main
 from massmerge.evaluation.metrics import plain_text
-from massmerge.merge_options import MergeOptions
+from massmerge.recipe import MergeOptions
 
 WORDS = ["win a prize", "free money now", "meeting report", "team goal", "law and vote", "so sad a film"]
 

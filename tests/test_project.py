@@ -27,7 +27,7 @@ def commands(job: dict) -> list[str]:
             if "run" in step:
                 text = step["run"]
                 for name, value in zip(matrix, values, strict=True):
-                    text = text.replace("${{ matrix.%s }}" % name, value)
+                    text = text.replace("${{ matrix." + name + " }}", value)
                 found.append(text)
     return found
 

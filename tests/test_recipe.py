@@ -2,7 +2,7 @@ import pytest
 import yaml
 
 from massmerge import InputError, Recipe
-from massmerge.merge_options import METHODS
+from massmerge.recipe import METHODS
 
 SMALL = "base: b\ntasks:\n  - {name: one, expert: e}\n"
 

@@ -9,9 +9,9 @@ from transformers import AutoTokenizer
 
 import massmerge
 from massmerge import Bundle, StaticModel, merge
+from massmerge.evaluation.from_recipe import open_answering
 from massmerge.evaluation.scales import with_scale
 from massmerge.merging.prepare import prepare
-from massmerge.model.answering import open_answering
 from massmerge.model.load import load_runtime
 from massmerge.recipe import Recipe
 from massmerge.research.studies import STUDIES, compared

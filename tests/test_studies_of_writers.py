@@ -14,7 +14,7 @@ from massmerge import InputError, Recipe
 from massmerge.cli.demo.example import make_writing_example
 from massmerge.cli.main import main
 from massmerge.evaluation.scales import choose_scale, with_scale
-from massmerge.merge_options import MergeOptions
+from massmerge.recipe import MergeOptions
 from massmerge.research.studies import STUDIES
 from massmerge.research.studies.run import run_studies
 from massmerge.research.studies.settings import Settings

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from massmerge import InputError, Recipe
-from massmerge.model.answering import open_sources
+from massmerge.evaluation.from_recipe import open_sources
 from massmerge.research.peers import PEERS
 from models import write_recipe
 from test_generation import CLASSES, NEW, dense_tokens, make_model, prompts

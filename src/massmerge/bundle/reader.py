@@ -27,6 +27,7 @@ MANIFEST = "mass.json"
 MOVED = "replaced"  # where a work folder keeps a bundle that is about to be replaced
 FIXED = "fixed.safetensors"
 ROUTER = "router.safetensors"
+HEADS = "heads"  # of a static merge
 LEFT_OVER = (f".{MANIFEST}.draft", f".{ROUTER}.draft")
 """Drafts that earlier versions left in a bundle when they were killed; of no use to anyone."""
 _CHUNK = 1 << 20

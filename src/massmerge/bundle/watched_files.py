@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,6 @@ from typing import TypeVar
 from massmerge.bundle.reader import MANIFEST, file_sha256, read_manifest
 from massmerge.checkpoints import Source
 from massmerge.errors import InputError, MassError
-from massmerge.merging.heads.text import template_sets
-from massmerge.recipe import LinearHead, TaskRecipe, TextHead
 
 _T = TypeVar("_T")
 _Stamp = tuple[int, int, int]
@@ -47,24 +45,20 @@ class SourceFiles:
     def of_bundle(cls, folder: Path) -> SourceFiles:
         """Those of a bundle, with the checksums of its manifest."""
         files, manifest = cls(), read_manifest(folder)
-        files._add("the bundle", folder / MANIFEST)
+        files.add("the bundle", folder / MANIFEST)
         files.sums([folder / MANIFEST], 1)
         for name, entry in manifest["files"].items():
-            files._add("the bundle", folder / name, entry["sha256"])
+            files.add("the bundle", folder / name, entry["sha256"])
         return files
 
     def watch(self, who: str, source: Source) -> Source:
         """Watch the files of a base, expert or processor, which is given back."""
         for path in source.files():
-            self._add(who, path)
+            self.add(who, path)
         return source
 
-    def watch_named(self, task: TaskRecipe, folder: Path) -> None:
-        """Watch the files that a task names beside its expert."""
-        for text in named_files([task]):
-            self._add(f"task {task.name}", folder / Path(text).expanduser())
-
-    def _add(self, who: str, path: Path, sha256: str | None = None) -> None:
+    def add(self, who: str, path: Path, sha256: str | None = None) -> None:
+        """Watch one file; its checksum is worked out when it is needed, unless it is known."""
         if path.is_file():  # else somebody else says that it is missing
             self._files.setdefault(path, _Watched(who, _stamp(path), sha256))
 
@@ -76,7 +70,7 @@ class SourceFiles:
         """
         paths = list(paths)
         for path in paths:
-            self._add("the recipe", path)
+            self.add("the recipe", path)
         with ThreadPoolExecutor(workers) as pool:
             found = list(pool.map(file_sha256, paths))
         for path, sha256 in zip(paths, found, strict=True):
@@ -122,15 +116,3 @@ def _stamp(path: Path) -> _Stamp:
     """Size and times. No inode number, which some network file systems make up anew; on Windows no time of a change."""
     found = path.stat()
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns if os.name == "posix" else 0
-
-
-def named_files(tasks: Iterable[TaskRecipe]) -> Iterator[str]:
-    """Files that tasks name beside their experts: a head's weights, label names."""
-    for task in tasks:
-        head = task.head
-        named: list[object] = [task.labels]
-        if isinstance(head, LinearHead):
-            named += [head.weights, head.labels]
-        elif isinstance(head, TextHead):
-            named += [head.classes, None if str(head.templates) in template_sets() else head.templates]
-        yield from (name for name in named if isinstance(name, str))

@@ -286,3 +286,10 @@ def _with_labels(config: PretrainedConfig, class_name: str, infos: Mapping[str, 
             resized.num_labels = infos[key].shape[slots[target]]
             return build(resized, class_name)
     return skeleton
+
+
+def feature_width(backbone: PreTrainedModel) -> int | None:
+    """The width of the features that a head reads, if the configuration tells."""
+    name = "projection_dim" if hasattr(backbone, "visual_projection") else "hidden_size"
+    width = getattr(backbone.config, name, None)
+    return None if width is None else int(width)

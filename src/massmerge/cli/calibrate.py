@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 
+from massmerge.bundle.parts_folder import recover
 from massmerge.bundle.reader import Bundle
 from massmerge.cli.common import print_json, verb
 from massmerge.cli.merged import refuse_inside
 from massmerge.errors import InputError
 from massmerge.io.rows import is_file_or_folder, read_inputs
-from massmerge.merging.parts_folder import recover
 from massmerge.model.calibrate import Kind
 from massmerge.model.calibrate import calibrate as fit
 

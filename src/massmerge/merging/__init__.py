@@ -1,1 +1,1 @@
-"""From a recipe to a bundle: prepare, plan, factor, write. (A function `massmerge.merge` exists, so this is not `merge`.)"""
+"""From a recipe to a bundle. Not `merge`: that name is the function `massmerge.merge`."""

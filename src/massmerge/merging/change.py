@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError, field_validator
 
+from massmerge.bundle.parts_folder import recover
 from massmerge.bundle.reader import Bundle
 from massmerge.bundle.watched_files import SourceFiles
 from massmerge.errors import InputError
@@ -15,7 +16,6 @@ from massmerge.io import yaml_file as yamlfile
 from massmerge.io.yaml_file import Part
 from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.heads.text import template_sets
-from massmerge.merging.parts_folder import recover
 from massmerge.merging.prepare import Prepared, prepare
 from massmerge.merging.run import Progress, carry_out, workers_or_all
 from massmerge.recipe import Recipe, TaskRecipe, names_differ

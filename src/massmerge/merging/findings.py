@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from massmerge.bundle.parts_folder import MergeFolder
 from massmerge.errors import Problem
 from massmerge.io.tensor_file import read_tensor
-from massmerge.merging.parts_folder import MergeFolder
 from massmerge.merging.prepare import Prepared
 from massmerge.routing.projection import site_basis
 from massmerge.routing.separation import separation

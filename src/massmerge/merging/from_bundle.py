@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from massmerge.bundle.base import referenced_base
 from massmerge.bundle.manifest import BASE_WEIGHTS
 from massmerge.bundle.reader import ROUTER, Bundle, BundleTask, read_manifest
 from massmerge.bundle.watched_files import SourceFiles
@@ -20,7 +21,6 @@ from massmerge.errors import InputError, Problem
 from massmerge.linalg.factors import Factors
 from massmerge.merging.deltas import Kept
 from massmerge.merging.heads import HeadSource
-from massmerge.model.base import referenced_base
 
 
 @dataclass(frozen=True)

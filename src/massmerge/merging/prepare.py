@@ -25,6 +25,7 @@ from massmerge.checkpoints.towers import has_towers, vision_tower
 from massmerge.errors import InputError, Problem, problems_error
 from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.heads import HeadSource, find_base_head
+from massmerge.merging.heads.sources import named_files
 from massmerge.merging.heads.text import TextTower
 from massmerge.merging.make_plan import plan_merge, touched_by
 from massmerge.merging.open_tasks import Attempts, all_write, open_tasks, with_outputs
@@ -102,7 +103,8 @@ def prepare(
         return files.watch(who, find_source(text, folder, download=download))
 
     for task in tasks:
-        files.watch_named(task, folder)
+        for text in named_files([task]):
+            files.add(f"task {task.name}", folder / Path(text).expanduser())
     sources = {
         task.name: attempt(f"task {task.name}", partial(find, f"task {task.name}", task.expert)) for task in tasks
     }

@@ -19,14 +19,14 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 import massmerge
-from massmerge.bundle.watched_files import named_files
+from massmerge.bundle.parts_folder import MergeFolder, recover, refuse_target
 from massmerge.errors import InputError, MassError, Problem, problems_error
 from massmerge.io.allocator import mapped_buffers
 from massmerge.linalg.factors import Factors, core_matrix, cosine_matrix
 from massmerge.merging.deltas import Kept, delta, distinct
 from massmerge.merging.findings import findings
+from massmerge.merging.heads.sources import named_files
 from massmerge.merging.originals import Originals
-from massmerge.merging.parts_folder import MergeFolder, recover, refuse_target
 from massmerge.merging.plan import TensorPlan
 from massmerge.merging.prepare import Prepared, prepare, recipe_and_folder
 from massmerge.merging.static.parts import StaticParts

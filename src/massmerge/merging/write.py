@@ -10,7 +10,9 @@ from pathlib import Path
 import torch
 
 import massmerge
+from massmerge.bundle.base import base_sha256
 from massmerge.bundle.manifest import BASE_WEIGHTS, STATISTICS
+from massmerge.bundle.parts_folder import MergeFolder
 from massmerge.bundle.reader import FIXED, write_manifest
 from massmerge.checkpoints import Source
 from massmerge.checkpoints.pretrained import GENERATION_CONFIG
@@ -20,9 +22,7 @@ from massmerge.merging.card import bundle_card
 from massmerge.merging.deltas import finite
 from massmerge.merging.heads import write_head
 from massmerge.merging.heads.sources import write_json
-from massmerge.merging.parts_folder import MergeFolder
 from massmerge.merging.prepare import Prepared
-from massmerge.model.base import base_sha256
 from massmerge.recipe import TaskRecipe
 
 

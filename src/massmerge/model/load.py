@@ -23,12 +23,13 @@ from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.skeleton import Skeleton, Slot
 from massmerge.errors import InputError, MassError
 from massmerge.io.allocator import keep_buffers
-from massmerge.model.base import load_base, make_fixed
+from massmerge.model.base import load_base
 from massmerge.model.heads.classify import Head, ShellHead, load_head
 from massmerge.model.heads.language import LanguageModels
 from massmerge.model.inputs import InputReader, Row
 from massmerge.model.route.decide import CloserLook, Router
 from massmerge.model.route.first_pass import FirstPass, Voter
+from massmerge.model.route.fixed import make_fixed
 from massmerge.model.route.voters import choose_voters, make_routers, not_fitted
 from massmerge.model.second_pass import SecondPass, SetChanges
 from massmerge.model.second_pass.cache import DenseCache

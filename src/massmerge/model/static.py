@@ -13,12 +13,11 @@ from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
 from massmerge.bundle.problem_types import read_problem
-from massmerge.bundle.reader import find_damage, read_manifest
+from massmerge.bundle.reader import HEADS, find_damage, read_manifest
 from massmerge.checkpoints.backbone import BACKBONE, auto_class
 from massmerge.checkpoints.pretrained import model_class, pretrained_model
 from massmerge.errors import InputError, listing
 from massmerge.io.tensor_file import read_header, read_tensor
-from massmerge.merging.static.write import HEADS
 from massmerge.model.answering import Answerer, Answering
 from massmerge.model.answers import Prediction
 from massmerge.model.base import ready_to_run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,15 +14,14 @@ from torch import Tensor
 
 from massmerge.bundle.problem_types import problem_of
 from massmerge.checkpoints import Base, Expert, HeadParts, LowRank
-from massmerge.checkpoints.backbone import language_class, split
+from massmerge.checkpoints.backbone import feature_width, language_class, split
 from massmerge.checkpoints.skeleton import build, untie_output
 from massmerge.checkpoints.stores import Store, open_file
 from massmerge.errors import InputError
 from massmerge.io.tensor_file import write_tensors
 from massmerge.merging.deltas import delta, finite
 from massmerge.merging.heads.labels import read_labels, repeated
-from massmerge.merging.heads.text import TextTower, read_texts, text_head
-from massmerge.model.heads.classify import feature_width
+from massmerge.merging.heads.text import TextTower, read_texts, template_sets, text_head
 from massmerge.recipe import LinearHead, ProblemType, TaskRecipe, TextHead
 
 
@@ -205,3 +204,15 @@ def write_head(folder: Path, head: HeadSource) -> None:
 def write_json(path: Path, data: object) -> None:
     """JSON with sorted keys, so that the same data gives the same bytes."""
     path.write_text(json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def named_files(tasks: Iterable[TaskRecipe]) -> Iterator[str]:
+    """Files that tasks name beside their experts: a head's weights, label names."""
+    for task in tasks:
+        head = task.head
+        named: list[object] = [task.labels]
+        if isinstance(head, LinearHead):
+            named += [head.weights, head.labels]
+        elif isinstance(head, TextHead):
+            named += [head.classes, None if str(head.templates) in template_sets() else head.templates]
+        yield from (name for name in named if isinstance(name, str))

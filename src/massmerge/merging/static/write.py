@@ -6,18 +6,17 @@ from pathlib import Path
 
 from torch import Tensor
 
-from massmerge.bundle.reader import write_manifest
+from massmerge.bundle.parts_folder import MergeFolder
+from massmerge.bundle.reader import HEADS, write_manifest
 from massmerge.checkpoints.skeleton import from_matrix
 from massmerge.io.tensor_file import TensorInfo, read_bytes, read_tensor, tensor_bytes, write_stream
 from massmerge.merging.card import checkpoint_card
-from massmerge.merging.parts_folder import MergeFolder
 from massmerge.merging.plan import TensorPlan
 from massmerge.merging.prepare import Prepared
 from massmerge.merging.static import KEEPING_METHODS
 from massmerge.merging.static.scales import scale_of
 from massmerge.merging.write import base_bytes, common, copy_head, copy_processor, write_config
 
-HEADS = "heads"
 """Folder of the tasks' heads beside one merged model."""
 
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from massmerge.bundle.parts_folder import recover
 from massmerge.bundle.watched_files import SourceFiles
 from massmerge.bundle.work_folder import WorkFolder
 from massmerge.errors import InputError, MassError
-from massmerge.merging.parts_folder import recover
 from massmerge.model.export.checkpoint import write_checkpoint
 from massmerge.model.export.layout import Adapters
 from massmerge.model.export.onnx import write_onnx

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from massmerge.bundle.problem_types import problem_of
+from massmerge.checkpoints.backbone import feature_width
 from massmerge.checkpoints.pretrained import pretrained_config
 from massmerge.checkpoints.skeleton import build
 from massmerge.errors import InputError, listing
@@ -156,13 +157,6 @@ def load_head(folder: Path, base: PreTrainedModel) -> Head | None:
     if (folder / "config.json").is_file() and (folder.parent / "labels.json").is_file():
         return ShellHead(folder, base)
     return None
-
-
-def feature_width(backbone: PreTrainedModel) -> int | None:
-    """The width of what `features` gives, if the configuration tells."""
-    name = "projection_dim" if hasattr(backbone, "visual_projection") else "hidden_size"
-    width = getattr(backbone.config, name, None)
-    return None if width is None else int(width)
 
 
 def features(output: Any, inputs: dict[str, Tensor], kind: Features = "auto") -> Tensor:

@@ -13,9 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from massmerge.errors import InputError
+from massmerge.evaluation.from_recipe import open_answering
 from massmerge.io.tensor_file import write_tensors
 from massmerge.merging.prepare import Prepared
-from massmerge.model.answering import Answerer, open_answering
+from massmerge.model.answering import Answerer
 from massmerge.model.answers import Prediction, Routing
 from massmerge.model.prompts import Writing
 from massmerge.model.routed import several

@@ -14,6 +14,7 @@ import massmerge
 from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
 from massmerge.evaluation.experts import Experts, expert_answers, open_experts
+from massmerge.evaluation.from_recipe import open_sources
 from massmerge.evaluation.metrics import Given, shared_groups, statistic
 from massmerge.evaluation.prepared import Prepared
 from massmerge.evaluation.run import Progress, silent
@@ -21,7 +22,6 @@ from massmerge.evaluation.suite import DEFAULT_SPLIT
 from massmerge.merging.prepare import Prepared as Sources
 from massmerge.merging.prepare import prepare
 from massmerge.merging.run import merge
-from massmerge.model.answering import open_sources
 from massmerge.model.inputs import Row
 from massmerge.model.load import Runtime, load_runtime, with_decoder_start
 from massmerge.model.model import Model

@@ -12,8 +12,8 @@ from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.skeleton import Skeleton
 from massmerge.linalg.factors import Factors, accept_distinct, tsv_merge
 from massmerge.merging.deltas import similarity
-from massmerge.model.base import put_fixed
 from massmerge.model.route.first_pass import FirstPass, Voter
+from massmerge.model.route.fixed import put_fixed
 from massmerge.model.route.voters import site_router
 from massmerge.model.trees import shared_copy
 from massmerge.recipe import Redundancy

@@ -11,9 +11,10 @@ from typing import Any
 
 from torch import argsort
 
+from massmerge.evaluation.from_recipe import open_answering
 from massmerge.evaluation.report import Picture, Table
 from massmerge.evaluation.summary import percent
-from massmerge.model.answering import Answering, open_answering
+from massmerge.model.answering import Answering
 from massmerge.model.answers import Prediction
 from massmerge.model.load import load_runtime
 from massmerge.model.model import Model, load

@@ -9,12 +9,12 @@ from typing import Any
 
 from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
+from massmerge.evaluation.from_recipe import open_answering
 from massmerge.evaluation.plots import radar
 from massmerge.evaluation.report import Picture, Table, Text
 from massmerge.evaluation.summary import percent
 from massmerge.merging.prepare import Prepared
 from massmerge.merging.static import KEEPING_METHODS, STATIC_METHODS
-from massmerge.model.answering import open_answering
 from massmerge.model.static import OneBackbone
 from massmerge.research.peers import PEERS, Inputs
 from massmerge.research.studies import plots

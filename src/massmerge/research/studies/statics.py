@@ -10,11 +10,10 @@ from functools import cached_property
 from massmerge.errors import InputError
 from massmerge.evaluation.metrics import Given
 from massmerge.evaluation.scales import ScaleChoice, best_scale, mean_figure, rescaled_weights, with_scale
-from massmerge.merge_options import MergeOptions
 from massmerge.merging.prepare import prepare
 from massmerge.merging.static.scales import candidates, published_scale
 from massmerge.model.static import StaticModel
-from massmerge.recipe import Recipe
+from massmerge.recipe import MergeOptions, Recipe
 from massmerge.research.studies.compared import Answered, answers_of, scored
 from massmerge.research.studies.context import StudyContext
 from massmerge.research.studies.settings import Sample

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
+from massmerge.evaluation.from_recipe import open_answering
 from massmerge.evaluation.report import Picture, Table, Text
 from massmerge.merging.prepare import Prepared
-from massmerge.model.answering import open_answering
 from massmerge.model.inputs import Row
 from massmerge.model.load import with_decoder_start
 from massmerge.model.static import OneBackbone

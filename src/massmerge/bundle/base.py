@@ -1,0 +1,39 @@
+"""A bundle's base where it is kept by reference."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from transformers import PretrainedConfig
+
+from massmerge.bundle.reader import Bundle
+from massmerge.checkpoints import Base, find_source, narrow, open_base
+from massmerge.checkpoints.skeleton import build
+from massmerge.errors import InputError
+from massmerge.io.tensor_file import tensor_bytes
+
+
+def base_sha256(base: Base) -> str:
+    """SHA-256 of all of a base's tensors in the order of their names: what a bundle that refers to it must find again."""
+    digest = hashlib.sha256()
+    for name in sorted(base.slots):
+        digest.update(name.encode())
+        digest.update(tensor_bytes(base.read(name)))
+    return digest.hexdigest()
+
+
+def referenced_base(bundle: Bundle, config: PretrainedConfig, *, check: bool) -> Base:
+    """The base that a bundle refers to, opened where its manifest says.
+
+    Raises:
+        InputError: it is not there, or (with `check`) is not the one that was merged.
+    """
+    said = bundle.manifest["base"]
+    try:
+        base = narrow(open_base(find_source(said["location"], Path(), download=True)), build(config, said["class"]))
+    except InputError as error:
+        raise InputError(f"{bundle.path}: its base is kept by reference, and is not to be had: {error}") from None
+    if check and base_sha256(base) != said["sha256"]:
+        raise InputError(f"{bundle.path}: its base, {said['location']}, has changed since the merge. Merge again.")
+    return base

@@ -1,0 +1,65 @@
+"""What is made of a recipe's sources without a merge: the base, the reader of inputs and the heads, for other methods."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from transformers import PreTrainedModel
+
+from massmerge.errors import InputError, problems_error
+from massmerge.merging.heads import write_head
+from massmerge.merging.prepare import Prepared, prepare
+from massmerge.model.answering import Answering
+from massmerge.model.base import dense_base
+from massmerge.model.heads.classify import Head, load_head
+from massmerge.model.inputs import InputReader
+from massmerge.recipe import MergeOptions, Recipe
+
+
+def open_sources(recipe: Recipe, folder: Path) -> Prepared:
+    """The sources of a recipe as methods that are no bundle take them: those that write with their output layers."""
+    options = MergeOptions.model_validate({"method": "average"})
+    return prepare(recipe.model_copy(update={"merge": options}), folder, download=True)
+
+
+def open_answering(prepared: Prepared) -> Answering:
+    """The base, reader and heads of a recipe's sources.
+
+    Raises:
+        InputError: the plan has errors, or a task has no head.
+    """
+    if prepared.plan.errors:
+        raise problems_error(prepared.plan.errors)
+    without = [task.name for task in prepared.recipe.tasks if prepared.heads[task.name].labels is None]
+    if without and not prepared.base.writes:
+        raise InputError(f"{', '.join(without)}: no head, so there is no label to answer. Give `head:` in the recipe.")
+    touched = {name for expert in prepared.experts.values() for name in expert.names()}
+    base = dense_base(prepared.base, touched)
+    labels = {task.name: prepared.heads[task.name].labels or () for task in prepared.recipe.tasks}
+    with TemporaryDirectory(prefix="mass-") as temporary:
+        folder = Path(temporary)
+        heads = {} if prepared.base.writes else {task: _head(prepared, task, folder, base) for task in labels}
+        reader = _reader(prepared, folder / "processor", base)
+    return Answering(base, labels, prepared.recipe.shared_labels, heads, reader)
+
+
+def _head(prepared: Prepared, task: str, folder: Path, base: PreTrainedModel) -> Head:
+    """A head as a bundle would hold it, read from there."""
+    (folder / "tasks" / task).mkdir(parents=True)
+    write_head(folder / "tasks" / task, prepared.heads[task])
+    head = load_head(folder / "tasks" / task / "head", base)
+    assert head is not None, "a task with labels has a head"
+    return head
+
+
+def _reader(prepared: Prepared, folder: Path, base: PreTrainedModel) -> InputReader:
+    folder.mkdir()
+    for name, path in prepared.processor.items():
+        shutil.copyfile(path, folder / name)
+    reader = InputReader(folder, base.config, image=base.main_input_name == "pixel_values")
+    with suppress(InputError):  # told when an input comes that needs it; ready tensors do not
+        _ = reader.processor
+    return reader
