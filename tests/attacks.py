@@ -4,7 +4,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from massmerge.bundle.reader import MANIFEST, write_manifest
+from massmerge.bundle.layout import MANIFEST
+from massmerge.bundle.manifest import write_manifest
 
 
 def resign(folder: Path, **changes) -> None:

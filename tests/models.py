@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers.pytorch_utils import Conv1D
 
 import massmerge
-from massmerge.bundle.reader import read_manifest, write_manifest
+from massmerge.bundle.manifest import read_manifest, write_manifest
 from massmerge.checkpoints import Base, Expert, LowRank, find_source, is_adapter, narrow, open_base, open_expert
 from massmerge.checkpoints.experts import task_skeleton
 from massmerge.checkpoints.skeleton import from_matrix

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from massmerge import merge
-from massmerge.bundle.reader import MANIFEST, read_manifest, sign_manifest
+from massmerge.bundle.layout import MANIFEST
+from massmerge.bundle.manifest import read_manifest, sign_manifest
 from massmerge.cli.main import main
 from models import FAMILIES, contents, write_family
 

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from massmerge import Bundle, InputError, merge
-from massmerge.bundle.reader import MANIFEST, file_sha256, read_manifest, sign_manifest
+from massmerge.bundle.layout import MANIFEST
+from massmerge.bundle.manifest import read_manifest, sign_manifest
+from massmerge.io.checksums import file_sha256
 from models import contents, write_family
 
 

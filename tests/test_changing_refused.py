@@ -9,7 +9,7 @@ import massmerge
 from changes import bundles, run, write_adapter, write_decoder
 from commands import mass
 from massmerge import Bundle, InputError, MassError
-from massmerge.bundle.reader import read_manifest
+from massmerge.bundle.manifest import read_manifest
 from massmerge.merging.run import Silent
 from models import FAMILIES, contents, rewrite, write_recipe
 from pairs import shifted

@@ -9,7 +9,7 @@ import pytest
 import massmerge
 from massmerge import InputError
 from massmerge.bundle import damage
-from massmerge.bundle.reader import read_manifest, sign_manifest
+from massmerge.bundle.manifest import read_manifest, sign_manifest
 from models import FAMILIES, family_bundle, rows_of, text_bundle
 
 ROWS = rows_of(FAMILIES["bert"].make_inputs(3))

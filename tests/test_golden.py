@@ -7,7 +7,8 @@ import pytest
 
 import massmerge
 from golden.make import HERE, KINDS, TASKS, answers, inputs, layout, make
-from massmerge.bundle.reader import FORMAT_VERSION, find_damage, read_manifest
+from massmerge.bundle.layout import FORMAT_VERSION
+from massmerge.bundle.manifest import find_damage, read_manifest
 
 STORED = sorted(path.with_suffix("") for path in HERE.glob("*/*.json"))
 

@@ -11,7 +11,7 @@ from transformers import AutoModel
 
 import naive
 from massmerge import Bundle, merge
-from massmerge.bundle.reader import FIXED
+from massmerge.bundle.layout import FIXED
 from massmerge.cli.main import main
 from models import FAMILIES, contents, read_deltas, write_family, write_recipe, write_shifted
 

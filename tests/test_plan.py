@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from changes import run, write_adapter
 from massmerge import Bundle, InputError, make_plan, merge
-from massmerge.bundle.reader import BASE_WEIGHTS, MANIFEST
+from massmerge.bundle.layout import BASE_WEIGHTS, MANIFEST
 from massmerge.io import tensor_file as tensorfile
 from massmerge.merging.verify import verify_bundle
 from models import FAMILIES, rewrite, save_as, write_family, write_recipe, write_shifted

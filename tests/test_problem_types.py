@@ -13,7 +13,8 @@ from transformers import AutoTokenizer, BertForSequenceClassification, BertForTo
 
 import massmerge
 from massmerge import InputError, MassError
-from massmerge.bundle.reader import Bundle, read_manifest, write_manifest
+from massmerge.bundle.manifest import read_manifest, write_manifest
+from massmerge.bundle.reader import Bundle
 from massmerge.cli.demo.example import make_writing_example
 from massmerge.cli.main import main
 from massmerge.merging.prepare import make_plan, prepare

@@ -14,7 +14,7 @@ import massmerge
 from attacks import resign
 from massmerge import Bundle, MassError
 from massmerge.bundle.inspect import inspect_bundle
-from massmerge.bundle.reader import sign_manifest
+from massmerge.bundle.manifest import sign_manifest
 from massmerge.merging.verify import verify_bundle
 from models import text_bundle
 

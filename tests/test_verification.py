@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from massmerge import InputError, merge
-from massmerge.bundle.reader import MANIFEST, write_manifest
+from massmerge.bundle.layout import MANIFEST
+from massmerge.bundle.manifest import write_manifest
 from massmerge.io.tensor_file import read_tensors, write_tensors
 from massmerge.merging.verify import verify_bundle
 from models import FAMILIES, contents, rewrite, write_family, write_recipe

@@ -17,7 +17,9 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import massmerge  # noqa: E402
-from massmerge.bundle.reader import FORMAT_VERSION, Bundle, read_manifest  # noqa: E402
+from massmerge.bundle.layout import FORMAT_VERSION  # noqa: E402
+from massmerge.bundle.manifest import read_manifest  # noqa: E402
+from massmerge.bundle.reader import Bundle  # noqa: E402
 from massmerge.model.calibrate import calibrate  # noqa: E402
 
 _TEXT = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import BinaryIO
 
-from massmerge.bundle.reader import Bundle, crc32_of, holds_tensors, sha256_of
+from massmerge.bundle.layout import holds_tensors
+from massmerge.bundle.reader import Bundle
+from massmerge.io.checksums import crc32_of, sha256_of
 
 
 class DamageWatch:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from massmerge.bundle.reader import FIXED, Bundle
+from massmerge.bundle.layout import FIXED, factors_name
+from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints import Source
 from massmerge.checkpoints.backbone import load_config
 from massmerge.checkpoints.skeleton import build
@@ -86,7 +87,7 @@ def inspect_bundle(bundle: Bundle) -> Inspection:
         tasks.append(
             TaskReport(
                 task.name, task.source, task.form, task.head, task.labels, task.problem_type, min(used, default=0),
-                max(used, default=0), _share(energy[:, i], squared[:, i]), bundle.bytes_of(f"tasks/{task.name}/factors"),
+                max(used, default=0), _share(energy[:, i], squared[:, i]), bundle.bytes_of(factors_name(task.name)),
                 left,
             )
         )  # fmt: skip
@@ -141,7 +142,7 @@ def _similarity(bundle: Bundle) -> Tensor:
 def _overlap(bundle: Bundle) -> tuple[list[list[float]] | None, float | None]:
     """How far the tasks' subspaces overlap where inputs are routed, and how far random ones would."""
     base, tasks = bundle.manifest["base"], [task.name for task in bundle.tasks]
-    skeleton = build(load_config(Source(base["source"], bundle.path / "base")), base["class"])
+    skeleton = build(load_config(Source(base["source"], bundle.base_folder)), base["class"])
     sites = voting_sites(skeleton.model, bundle.recipe.router.site, bundle.ranks, len(tasks))
     if not sites:
         return None, None

@@ -1,110 +1,128 @@
-"""What `mass.json` may say. Whoever made the bundle chose all of it, so all of it is checked when it is read."""
+"""The manifest of a bundle, `mass.json`: size and checksums of every file. Reading it does not import transformers."""
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
-from typing import Annotated, Any
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from massmerge.bundle.layout import FORMAT_VERSION, LOADED, MANIFEST, MOVED, holds_tensors, work_folder
+from massmerge.bundle.schema import manifest_fault
+from massmerge.errors import InputError
+from massmerge.io.checksums import crc32_of, file_sha256
+from massmerge.io.durable import write_text
+from massmerge.io.tensor_file import read_header
+from massmerge.io.untrusted import CONFIGS, refuse_code
 
-from massmerge.recipe import refuse_same_names, task_name
-
-FORMAT_VERSION = 1
-STATISTICS = "statistics.safetensors"
-BASE_WEIGHTS = "base/model.safetensors"
-# What a bundle is made of. An adapter's configuration would make transformers load another base.
-_KINDS = (".json", ".safetensors", ".yaml", ".md", ".txt", ".model", ".jinja")
-_NOT_OURS = ("adapter_config.json",)
-
-_Count = Annotated[int, Field(ge=0, lt=2**63)]
-_Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-_Name = Annotated[str, Field(max_length=10_000)]
-_FileName = Annotated[str, Field(min_length=1, max_length=250)]
+_MANIFEST_LIMIT = 100_000_000  # bytes
 
 
-class _Part(BaseModel):
-    """A part of a manifest. Later versions may add fields, so those that are not known are let through."""
-
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
-
-
-class _File(_Part):
-    bytes: _Count
-    sha256: _Sha256
-
-
-class _Base(_Part):
-    kind: _Name = Field(alias="class")
-    bytes: Annotated[int, Field(ge=1, lt=2**63)]
-    source: _Name | None = None
-    revision: _Name | None = None
-    location: _Name | None = None
-    sha256: _Sha256 | None = None
+def write_manifest(folder: Path, data: dict[str, Any]) -> None:
+    """Write the manifest of a complete folder, with size and checksums of every file in it."""
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    files = {p.relative_to(folder).as_posix(): {"bytes": p.stat().st_size, "sha256": file_sha256(p)} for p in paths}
+    for name in filter(holds_tensors, files):
+        with (folder / name).open("rb") as file:
+            files[name]["crc32"] = crc32_of(file)
+    sign_manifest(folder, {"format_version": FORMAT_VERSION, **data, "files": files})
 
 
-class _Task(_Part):
-    name: _Name
-    source: _Name
-    revision: _Name | None
-    form: _Name
-    head: _Name
+def sign_manifest(folder: Path, data: dict[str, Any]) -> None:
+    """Write a manifest as it is given, with a checksum of its own; the one before stays until the new one is whole."""
+    text = json.dumps({**data, "sha256": _manifest_sha256(data)}, ensure_ascii=False)
+    write_text(folder / MANIFEST, text + "\n")
 
 
-class _Manifest(_Part):
-    """What every merge writes."""
-
-    format_version: Annotated[int, Field(ge=1, le=FORMAT_VERSION)]
-    method: _Name
-    fingerprint: _Name
-    base: _Base
-    files: Annotated[dict[_FileName, _File], Field(min_length=1)]
-
-    def refuse_names(self, names: list[str], needed: list[str]) -> None:
-        """Refuse tasks that are no folder names, files of other kinds than ours, and a lack of files that are needed."""
-        refuse_same_names(map(task_name, names))
-        other = [n for n in self.files if PurePosixPath(n).suffix not in _KINDS or PurePosixPath(n).name in _NOT_OURS]
-        if other:
-            raise ValueError(f"names {', '.join(other[:5])}, and no merge writes such a file")
-        missing = [name for name in needed if name not in self.files]
-        if missing:
-            raise ValueError(f"names no {', '.join(missing[:5])}")
+def _manifest_sha256(data: dict[str, Any]) -> str:
+    """Checksum of what a manifest says, whatever the order of its keys."""
+    rest = {key: value for key, value in data.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-class _Bundle(_Manifest):
-    tasks: Annotated[list[_Task], Field(min_length=1)]
-    ranks: dict[_Name, list[_Count]]
-    router_kind: _Name | None = None
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a folder that `mass merge` wrote.
 
-    @model_validator(mode="after")
-    def _agrees(self) -> _Bundle:
-        names = [task.name for task in self.tasks]
-        factors = [f"tasks/{name}/factors.safetensors" for name in names]
-        self.refuse_names(names, ["recipe.yaml", STATISTICS, "base/config.json", *factors])
-        if BASE_WEIGHTS not in self.files and (self.base.location is None or self.base.sha256 is None):
-            raise ValueError(f"names no {BASE_WEIGHTS}, and no place where the base is")
-        if any(len(ranks) != len(names) for ranks in self.ranks.values()):
-            raise ValueError(f"has ranks that are not one for each of its {len(names)} tasks")
-        return self
-
-
-class _Checkpoint(_Manifest):
-    """Of a static merge."""
-
-    tasks: Annotated[list[_Name], Field(min_length=1)]
-    needed_bytes: _Count
-
-    @model_validator(mode="after")
-    def _agrees(self) -> _Checkpoint:
-        self.refuse_names(self.tasks, ["mass_recipe.yaml"])
-        return self
-
-
-def manifest_fault(data: dict[str, Any]) -> str | None:
-    """The first thing in a manifest that no merge writes, in words; none if it is as it should be."""
+    Raises:
+        InputError: there is none, it is damaged, of a newer version, or names files outside of the folder.
+    """
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        moved = work_folder(folder) / MOVED
+        if moved.is_dir():
+            raise InputError(
+                f"{folder}: a command that was replacing it was killed; what was there is in {moved}. Run it again."
+            )
+        raise InputError(f"{folder}: no such folder.")
+    if not path.is_file():
+        raise InputError(f"{folder}: not a bundle (no {MANIFEST} in it). `mass merge recipe.yaml {folder}` makes one.")
     try:
-        (_Bundle if data.get("method") == "mass" else _Checkpoint).model_validate(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part)[:80] for part in first["loc"])
-        return f"{where}: {first['msg']}" if where else str(first["msg"]).removeprefix("Value error, ")
-    return None
+        if path.stat().st_size > _MANIFEST_LIMIT:
+            raise ValueError(f"{path.stat().st_size} bytes long")
+        data = json.loads(path.read_text(encoding="utf-8"))
+        version = data["format_version"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path}: damaged ({error!r}). Merge again, or copy the bundle again.") from None
+    if not isinstance(version, int) or version > FORMAT_VERSION or version < 1:
+        raise InputError(
+            f"{path}: has format version {version}, this massmerge reads up to {FORMAT_VERSION}. "
+            "`pip install -U massmerge` gets a newer one."
+        )
+    if data.get("sha256") != _manifest_sha256(data):
+        raise InputError(f"{path}: its bytes have changed (SHA-256 differs). Merge again, or copy the bundle again.")
+    files = data.get("files")
+    for name in files if isinstance(files, dict) else ():
+        if not _inside(folder, name):
+            raise InputError(f"{path}: names {name!r}, which is outside of the bundle. Do not use this bundle.")
+    if fault := manifest_fault(data):
+        raise InputError(f"{path}: not as a merge writes it: {fault}. Do not use it; merge again, or copy it again.")
+    for place in map(PurePosixPath, data["files"]):
+        refuse_code(folder / place.parent, [place.name] if place.name in CONFIGS else [])
+    return data
+
+
+def _inside(folder: Path, name: str) -> bool:
+    """Whether a name in a manifest is a path within the folder, after symbolic links too."""
+    parts = PurePosixPath(name)
+    if parts.is_absolute() or ".." in parts.parts or "\\" in name or "\0" in name:
+        return False
+    return (folder / name).resolve().is_relative_to(folder.resolve())
+
+
+def find_damage(
+    folder: Path,
+    manifest: dict[str, Any],
+    progress: Callable[[str], None] = lambda name: None,
+    *,
+    sums: bool | Callable[[str], bool] = True,
+) -> list[str]:
+    """Files that are not what the manifest says, by size and SHA-256; `progress` hears each name.
+
+    `sums` tells whether checksums are compared, or which files' are.
+    """
+    faults = []
+    for name, entry in manifest["files"].items():
+        progress(name)
+        path = folder / name
+        if not path.is_file():
+            faults.append(f"{name}: missing")
+        elif path.stat().st_size != entry["bytes"]:
+            faults.append(f"{name}: {path.stat().st_size} bytes, should be {entry['bytes']}")
+        elif (sums(name) if callable(sums) else sums) and file_sha256(path) != entry["sha256"]:
+            faults.append(f"{name}: its bytes have changed (SHA-256 differs)")
+        elif sums and path.suffix == ".safetensors":
+            faults += _header_faults(folder, name)
+    # Libraries that load a tokenizer or a model read whatever lies in its folder.
+    loaded = (p for part in LOADED for p in sorted((folder / part).rglob("*")) if p.is_file())
+    names = (path.relative_to(folder).as_posix() for path in loaded)
+    return faults + [f"{name}: not in the manifest; remove it" for name in names if name not in manifest["files"]]
+
+
+def _header_faults(folder: Path, name: str) -> list[str]:
+    """What is wrong with a file of tensors whose bytes are those that were signed."""
+    try:
+        read_header(folder / name)
+    except InputError as error:
+        return [str(error).replace(str(folder / name), name)]
+    return []

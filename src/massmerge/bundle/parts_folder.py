@@ -16,9 +16,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from massmerge.bundle.reader import LEFT_OVER, MANIFEST, file_sha256, find_damage, read_manifest
+from massmerge.bundle.layout import LEFT_OVER, MANIFEST
+from massmerge.bundle.manifest import find_damage, read_manifest
 from massmerge.bundle.work_folder import Busy, WorkFolder, in_words
 from massmerge.errors import InputError, listing
+from massmerge.io.checksums import file_sha256
 from massmerge.io.tensor_file import TensorInfo, read_header, write_tensors
 
 _MARK, _PARTS = "fingerprint", "parts"

@@ -11,9 +11,11 @@ from pathlib import Path
 from threading import Lock
 from typing import TypeVar
 
-from massmerge.bundle.reader import MANIFEST, file_sha256, read_manifest
+from massmerge.bundle.layout import MANIFEST
+from massmerge.bundle.manifest import read_manifest
 from massmerge.checkpoints import Source
 from massmerge.errors import InputError, MassError
+from massmerge.io.checksums import file_sha256
 
 _T = TypeVar("_T")
 _Stamp = tuple[int, int, int]

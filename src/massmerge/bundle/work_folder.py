@@ -18,7 +18,7 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from massmerge.bundle.reader import MOVED, work_folder
+from massmerge.bundle.layout import MOVED, work_folder
 from massmerge.errors import MassError
 from massmerge.io.durable import exchange, sync_folder, sync_tree
 

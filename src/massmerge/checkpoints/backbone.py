@@ -12,12 +12,13 @@ from transformers.models.auto import modeling_auto
 
 from massmerge.checkpoints.open_clip import CONFIG as OPEN_CLIP_CONFIG
 from massmerge.checkpoints.open_clip import OpenClipStore, open_clip_config
-from massmerge.checkpoints.pretrained import GENERATION_CONFIG, pretrained_config, refuse_code
+from massmerge.checkpoints.pretrained import pretrained_config
 from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, Slot, build, untie_output, with_own_output
 from massmerge.checkpoints.sources import Source
 from massmerge.checkpoints.stores import Store
 from massmerge.errors import InputError, listing
 from massmerge.io.tensor_file import TensorInfo
+from massmerge.io.untrusted import GENERATION_CONFIG, refuse_code
 
 # Fields of a configuration that may differ between base and expert without changing what the weights compute.
 HARMLESS = {

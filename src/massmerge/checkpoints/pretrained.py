@@ -8,9 +8,8 @@ checked again before it builds a model.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,31 +20,18 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 from transformers.utils import logging
 
 from massmerge.checkpoints.stores import weight_files
-from massmerge.errors import InputError, listing
+from massmerge.errors import InputError
 from massmerge.io.tensor_file import read_header
+from massmerge.io.untrusted import (
+    CONFIG,
+    GENERATION_CONFIG,
+    IMAGE_CONFIGS,
+    TOKENIZER_CONFIG,
+    faults_in,
+    refuse,
+    refuse_code,
+)
 
-CONFIG = "config.json"
-GENERATION_CONFIG = "generation_config.json"
-TOKENIZER_CONFIG = "tokenizer_config.json"
-_IMAGE_CONFIGS = ("preprocessor_config.json", "processor_config.json", "image_processor_config.json")
-CONFIGS = (CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG, *_IMAGE_CONFIGS)
-"""The files that say which classes transformers makes, and how."""
-_CODE = {
-    "auto_map": "names classes of its own code",
-    "trust_remote_code": "allows code of its own",
-    "custom_generate": "names code of its own",
-    "custom_pipelines": "names code of its own",
-    "kernel_config": "names code to download",
-    "attribute_map": "gives fields of the configuration other names",
-    "quantization_config": "is for quantised weights, which cannot be merged and may need code to download",
-}
-# What transformers or torch bring along. Other names are kernels of the hub, or replaced by one where they are missing.
-_BUILT_IN = {
-    "attn_implementation": ("eager", "sdpa", "flex_attention"),
-    "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
-}
-_MOST_LABELS, _MOST_PARTS, _MOST_PIXELS = 1_000_000, 10_000, 10_000
-_SIDES = ("height", "width", "shortest_edge")
 _SPARE_NUMBERS = 1_000_000  # numbers that a model may have and its file lack, beside as many as the file has
 
 
@@ -58,7 +44,7 @@ def pretrained_config(folder: Path) -> PretrainedConfig:
     refuse_code(folder, (CONFIG,))
     with in_words(folder / CONFIG, "configuration"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        _refuse(folder / CONFIG, faults_in(config))  # fields reach it from other files too
+        refuse(folder / CONFIG, faults_in(config))  # fields reach it from other files too
     return config
 
 
@@ -75,7 +61,7 @@ def pretrained_image_processor(folder: Path) -> Any:
     """The image processor in a folder; errors as above."""
     from transformers import AutoImageProcessor
 
-    refuse_code(folder, (CONFIG, *_IMAGE_CONFIGS))
+    refuse_code(folder, (CONFIG, *IMAGE_CONFIGS))
     with in_words(folder, "image processor"):
         return AutoImageProcessor.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
@@ -124,7 +110,7 @@ def empty_model(config: PretrainedConfig, kind: type[Any] = AutoModel) -> PreTra
         InputError: the configuration names code, or transformers cannot build the model.
     """
     name = config.model_type if kind is AutoModel else kind.__name__
-    _refuse(f"a {name}", faults_in(config))
+    refuse(f"a {name}", faults_in(config))
     try:
         with torch.device("meta"), _in_silence():  # a class that is only tried has nothing to say
             if kind is AutoModel:
@@ -132,67 +118,6 @@ def empty_model(config: PretrainedConfig, kind: type[Any] = AutoModel) -> PreTra
             return kind(config)
     except Exception as error:  # configurations that do not fit fail in all ways
         raise InputError(f"transformers cannot build {name}: {_first_line(error)}") from None
-
-
-def refuse_code(folder: Path, names: Sequence[str] = CONFIGS) -> None:
-    """Raise an error if one of these files names code, or sizes that no model has.
-
-    Raises:
-        InputError: it names the file and says what to do.
-    """
-    for name in names:
-        path = folder / name
-        if path.is_file():
-            _refuse(path, faults_in(_read(path)))
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        return None  # damaged: nothing comes of it, and who opens it will say so
-
-
-def _refuse(where: Path | str, faults: Iterator[str]) -> None:
-    found = list(dict.fromkeys(faults))
-    if found:
-        raise InputError(
-            f"{where}: refused:{listing(found)}\n"
-            "  massmerge runs no code from models and bounds their size. Remove the fields if the model works without."
-        )
-
-
-def faults_in(value: Any) -> Iterator[str]:
-    """What is wrong with a configuration, as JSON or as an object: fields that name code, and sizes that no model has."""
-    if isinstance(value, PretrainedConfig):
-        value = vars(value)
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _field_faults(str(key), inner)
-            yield from faults_in(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from faults_in(inner)
-
-
-def _field_faults(key: str, value: Any) -> Iterator[str]:
-    if key in _CODE and value and (value is True or isinstance(value, Mapping | list | tuple | str)):
-        yield f"`{key}` {_CODE[key]}"
-    built_in = _BUILT_IN.get(key.removeprefix("_").removesuffix("_internal"))
-    for choice in value.values() if isinstance(value, Mapping) else [value]:
-        if built_in and choice is not None and choice not in built_in:
-            yield f"`{key}` is {choice!r}, which may be code to download; there are {', '.join(built_in)}"
-    if isinstance(value, int | float) and value > _limit(key):
-        yield f"`{key}` is {value:,}, and at most {_limit(key):,} can be"
-
-
-def _limit(key: str) -> float:
-    """The largest number that a field may hold, where transformers would make as many things as it says."""
-    if key == "num_labels":
-        return _MOST_LABELS
-    if "layer" in key or "depth" in key:
-        return _MOST_PARTS
-    return _MOST_PIXELS if key in _SIDES else math.inf
 
 
 def _refuse_size(kind: type[Any], config: PretrainedConfig, folder: Path) -> None:

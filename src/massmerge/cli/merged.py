@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from massmerge.bundle.reader import Bundle, read_manifest
+from massmerge.bundle.manifest import read_manifest
+from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.backbone import auto_class
 from massmerge.cli.common import BarProgress, print_json, print_problems, seconds, size
 from massmerge.cli.plan import describe

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from massmerge.bundle.reader import Bundle, file_sha256
+from massmerge.bundle.layout import BASE, HEAD, LABELS, PROCESSOR, TASKS
+from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints import LowRank
 from massmerge.checkpoints.skeleton import from_matrix
 from massmerge.errors import InputError, problems_error
 from massmerge.evaluation.data import TaskData
 from massmerge.evaluation.metrics import Given, given_of, written
+from massmerge.io.checksums import file_sha256
 from massmerge.io.durable import write_text
 from massmerge.merging.prepare import Prepared, prepare
 from massmerge.model.answers import make_prediction
@@ -93,7 +95,7 @@ def expert_answers(
 def _key(opened: Experts, data: TaskData, generate: dict[str, Any] | None) -> str:
     """Checksum of everything that an expert's answers depend on: its files, base, head, processor, and the rows."""
     files = {path.name: file_sha256(path) for path in opened.sources.experts[data.task].source.files()}
-    parts = ("base/", "processor/", f"tasks/{data.task}/head/", f"tasks/{data.task}/labels.json")
+    parts = (f"{BASE}/", f"{PROCESSOR}/", f"{TASKS}/{data.task}/{HEAD}/", f"{TASKS}/{data.task}/{LABELS}")
     manifest = opened.bundle.manifest
     inside = {name: e["sha256"] for name, e in manifest["files"].items() if name.startswith(parts)}
     about = [files, inside, manifest["base"], data.sha256(), *([] if generate is None else [generate])]
@@ -119,10 +121,10 @@ def _read(path: Path, key: str) -> list[Given] | None:
 def _measure(opened: Experts, data: TaskData, batch_size: int, places: Iterable[int]) -> list[Given]:
     bundle = opened.bundle
     model = dense_expert(opened, data.task)
-    head = load_head(bundle.path / "tasks" / data.task / "head", model)
+    head = load_head(bundle.head_folder(data.task), model)
     labels = next(task.labels for task in bundle.tasks if task.name == data.task)
     assert head is not None and labels is not None
-    reader = InputReader(bundle.path / "processor", model.config, image=model.main_input_name == "pixel_values")
+    reader = InputReader(bundle.processor_folder, model.config, image=model.main_input_name == "pixel_values")
     answers = [Given()] * len(data)
     for chosen, batch in _batches(reader, data, batch_size, places):
         call = head.backbone_call(batch, model) if isinstance(head, ShellHead) else with_decoder_start(batch, model)
@@ -139,7 +141,7 @@ def _measure_texts(
     bundle = opened.bundle
     base = dense_expert(opened, data.task)
     model, defaults = dense_language_model(bundle.path, base, data.task)
-    reader = InputReader(bundle.path / "processor", base.config, image=False)
+    reader = InputReader(bundle.processor_folder, base.config, image=False)
     writing = Writing(reader, base.config, defaults, options)
     answers = [Given()] * len(data)
     for chosen, batch in _batches(writing, data, batch_size, places):

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 from transformers import PreTrainedModel
 
+from massmerge.bundle.layout import PROCESSOR, head_folder, task_folder
 from massmerge.errors import InputError, problems_error
 from massmerge.merging.heads import write_head
 from massmerge.merging.prepare import Prepared, prepare
@@ -42,15 +43,16 @@ def open_answering(prepared: Prepared) -> Answering:
     with TemporaryDirectory(prefix="mass-") as temporary:
         folder = Path(temporary)
         heads = {} if prepared.base.writes else {task: _head(prepared, task, folder, base) for task in labels}
-        reader = _reader(prepared, folder / "processor", base)
+        reader = _reader(prepared, folder / PROCESSOR, base)
     return Answering(base, labels, prepared.recipe.shared_labels, heads, reader)
 
 
 def _head(prepared: Prepared, task: str, folder: Path, base: PreTrainedModel) -> Head:
     """A head as a bundle would hold it, read from there."""
-    (folder / "tasks" / task).mkdir(parents=True)
-    write_head(folder / "tasks" / task, prepared.heads[task])
-    head = load_head(folder / "tasks" / task / "head", base)
+    home = task_folder(folder, task)
+    home.mkdir(parents=True)
+    write_head(home, prepared.heads[task])
+    head = load_head(head_folder(home), base)
     assert head is not None, "a task with labels has a head"
     return head
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from massmerge.bundle.reader import Bundle, read_manifest
+from massmerge.bundle.manifest import read_manifest
+from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
 from massmerge.evaluation.data import TaskData, read_suite
 from massmerge.evaluation.metrics import plain_text

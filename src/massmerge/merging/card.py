@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import yaml
 
+from massmerge.bundle.layout import STATIC_RECIPE
 from massmerge.checkpoints.backbone import auto_class
 from massmerge.merging.prepare import Prepared
 
@@ -72,7 +73,7 @@ def checkpoint_card(prepared: Prepared) -> str:
             f'model = {opener}.from_pretrained("{plan.tasks[0].name if apart else "."}")',
             "```",
             "",
-            "`mass_recipe.yaml` beside this file is what it was made from.",
+            f"`{STATIC_RECIPE}` beside this file is what it was made from.",
             "",
         ]
     )

@@ -11,8 +11,9 @@ from pathlib import Path
 from torch import Tensor
 
 from massmerge.bundle.base import referenced_base
-from massmerge.bundle.manifest import BASE_WEIGHTS
-from massmerge.bundle.reader import ROUTER, Bundle, BundleTask, read_manifest
+from massmerge.bundle.layout import BASE, BASE_WEIGHTS, HEAD, ROUTER, TASKS, head_folder
+from massmerge.bundle.manifest import read_manifest
+from massmerge.bundle.reader import Bundle, BundleTask
 from massmerge.bundle.watched_files import SourceFiles
 from massmerge.checkpoints import Base, HeadParts, LowRank, Source, find_source
 from massmerge.checkpoints.backbone import language_class, load_config
@@ -116,7 +117,7 @@ class Bundled:
     def open_base(self) -> Base:
         """The base, from the bundle or from where it refers to; it is the part that its tasks are versions of."""
         said = self.bundle.manifest["base"]
-        inside = Source(said["source"], self.bundle.path / "base", said["revision"])
+        inside = Source(said["source"], self.bundle.base_folder, said["revision"])
         config = load_config(inside)
         if BASE_WEIGHTS not in self.bundle.manifest["files"]:
             with suppress(InputError):  # which is told by what opens it
@@ -133,7 +134,7 @@ class Bundled:
 
     def heads(self) -> dict[str, HeadSource]:
         """The tasks' heads."""
-        return {task.name: self._head(f"tasks/{task.name}", task.head, task.labels) for task in self.tasks}
+        return {task.name: self._head(f"{TASKS}/{task.name}", task.head, task.labels) for task in self.tasks}
 
     def base_head(self, heads: Mapping[str, HeadSource]) -> HeadSource | None:
         """The base's language head, where one of these tasks writes with it.
@@ -144,9 +145,9 @@ class Bundled:
         without = [name for name, head in heads.items() if head.kind == "none"]
         if not without:
             return None
-        config = Source("base", self.bundle.path / "base/head").json("config.json")
+        config = Source("base", head_folder(self.bundle.base_folder)).json("config.json")
         if config is not None:
-            return self._head("base", config["architectures"][0], None)
+            return self._head(BASE, config["architectures"][0], None)
         new = [name for name in without if name not in self.names]
         if new and any(task.head != "none" for task in self.tasks) and self._writes:
             raise InputError(
@@ -157,12 +158,11 @@ class Bundled:
 
     @property
     def _writes(self) -> bool:
-        return language_class(load_config(Source("base", self.bundle.path / "base"))) is not None
+        return language_class(load_config(Source("base", self.bundle.base_folder))) is not None
 
     def processor(self) -> dict[str, Path]:
         """The files of the tokenizer or image processor."""
-        names = [name for name in self.bundle.manifest["files"] if name.startswith("processor/")]
-        return {name.removeprefix("processor/"): self.bundle.path / name for name in names}
+        return self.bundle.processor_files()
 
     def problems(self) -> Iterator[Problem]:
         """What is lost on the way."""
@@ -178,11 +178,11 @@ class Bundled:
 
     def _head(self, place: str, kind: str, labels: tuple[str, ...] | None) -> HeadSource:
         own = kind in ("linear", "none")
-        nbytes = self.bundle.bytes_of(f"{place}/head/model.safetensors")
+        nbytes = self.bundle.bytes_of(f"{place}/{HEAD}/model.safetensors")
         return HeadSource(
             kind if own else "shell",  # type: ignore[arg-type]
             None if own else kind,
             labels,
             nbytes,
-            folder=self.bundle.path / place / "head",
+            folder=head_folder(self.bundle.path / place),
         )

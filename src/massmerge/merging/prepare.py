@@ -20,9 +20,9 @@ from massmerge.checkpoints import (
 )
 from massmerge.checkpoints.experts import task_skeleton
 from massmerge.checkpoints.open_clip import OpenClipStore
-from massmerge.checkpoints.pretrained import CONFIGS, refuse_code
 from massmerge.checkpoints.towers import has_towers, vision_tower
 from massmerge.errors import InputError, Problem, problems_error
+from massmerge.io.untrusted import CONFIGS, refuse_code
 from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.heads import HeadSource, find_base_head
 from massmerge.merging.heads.sources import named_files

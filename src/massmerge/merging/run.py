@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 import massmerge
+from massmerge.bundle.layout import PROCESSOR
 from massmerge.bundle.parts_folder import MergeFolder, recover, refuse_target
 from massmerge.errors import InputError, MassError, Problem, problems_error
 from massmerge.io.allocator import mapped_buffers
@@ -326,7 +327,7 @@ def _fingerprint(prepared: Prepared, workers: int) -> str:
     sources = experts if bundled else [prepared.base.source, *experts]
     files = {f"{s.text}/{p.name}": p for s in sources if s.revision is None for p in s.files()}
     if bundled is None:
-        files |= {f"processor/{name}": path for name, path in prepared.processor.items()}
+        files |= {f"{PROCESSOR}/{name}": path for name, path in prepared.processor.items()}
     files |= {text: prepared.folder / Path(text).expanduser() for text in named_files(prepared.opened)}
     sums = dict(zip(files, prepared.files.sums(files.values(), workers), strict=True))
     revisions = {s.text: s.revision for s in sources}

@@ -11,13 +11,13 @@ import torch
 
 import massmerge
 from massmerge.bundle.base import base_sha256
-from massmerge.bundle.manifest import BASE_WEIGHTS, STATISTICS
+from massmerge.bundle.layout import BASE, BASE_WEIGHTS, CARD, FACTORS, FIXED, PROCESSOR, RECIPE, STATISTICS, task_folder
+from massmerge.bundle.manifest import write_manifest
 from massmerge.bundle.parts_folder import MergeFolder
-from massmerge.bundle.reader import FIXED, write_manifest
 from massmerge.checkpoints import Source
-from massmerge.checkpoints.pretrained import GENERATION_CONFIG
 from massmerge.errors import InputError
 from massmerge.io.tensor_file import TensorInfo, read_bytes, read_tensor, tensor_bytes, write_stream, write_tensors
+from massmerge.io.untrusted import GENERATION_CONFIG
 from massmerge.merging.card import bundle_card
 from massmerge.merging.deltas import finite
 from massmerge.merging.heads import write_head
@@ -30,24 +30,24 @@ def assemble_bundle(prepared: Prepared, work: MergeFolder, fingerprint: str) -> 
     """Write the bundle to the work folder's result."""
     out = work.result
     recipe, plan = prepared.recipe, prepared.plan
-    (out / "base").mkdir()
-    write_config(prepared, out / "base")
+    (out / BASE).mkdir()
+    write_config(prepared, out / BASE)
     if recipe.merge.base == "copy":
         _write_base(prepared, out / BASE_WEIGHTS)
     if prepared.base_head is not None:
-        write_head(out / "base", prepared.base_head)
-    copy_processor(prepared, out / "processor")
+        write_head(out / BASE, prepared.base_head)
+    copy_processor(prepared, out / PROCESSOR)
     for position, task in enumerate(recipe.tasks):
-        folder = out / "tasks" / task.name
+        folder = task_folder(out, task.name)
         folder.mkdir(parents=True)
         _write_task(prepared, work, position, folder)
         copy_head(prepared, task, folder)
     _write_statistics(prepared, work, out / STATISTICS)
     if recipe.router.first_pass == "fixed":
         _write_fixed(prepared, work, out / FIXED)
-    (out / "recipe.yaml").write_text(recipe.dump(), encoding="utf-8")
+    (out / RECIPE).write_text(recipe.dump(), encoding="utf-8")
     ranks = _ranks(prepared, work)
-    (out / "README.md").write_text(bundle_card(prepared, ranks), encoding="utf-8")
+    (out / CARD).write_text(bundle_card(prepared, ranks), encoding="utf-8")
     tasks = [
         {"name": t.name, "source": t.source, "revision": t.revision, "form": t.form, "head": t.head} for t in plan.tasks
     ]
@@ -119,7 +119,7 @@ def _write_task(prepared: Prepared, work: MergeFolder, position: int, folder: Pa
                 infos[f"{tensor.name}.{part}"] = header[f"{position}.{part}"]
         if f"{position}.whole" in header:
             infos[tensor.name] = header[f"{position}.whole"]
-    write_stream(folder / "factors.safetensors", infos, (read_bytes(info) for info in infos.values()))
+    write_stream(folder / FACTORS, infos, (read_bytes(info) for info in infos.values()))
 
 
 def _matrix_headers(prepared: Prepared, work: MergeFolder) -> Iterator[tuple[str, dict[str, TensorInfo]]]:

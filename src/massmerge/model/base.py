@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from massmerge.bundle.base import referenced_base
-from massmerge.bundle.manifest import BASE_WEIGHTS
+from massmerge.bundle.layout import BASE_WEIGHTS
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints import Base
 from massmerge.checkpoints.pretrained import model_class, pretrained_config, pretrained_model
@@ -25,7 +25,7 @@ def load_base(bundle: Bundle, touched: set[str], *, check: bool = True) -> PreTr
         touched: tensors that tasks change or add.
         check: whether a base that is kept by reference is compared with its checksum.
     """
-    folder = bundle.path / "base"
+    folder = bundle.base_folder
     if BASE_WEIGHTS in bundle.manifest["files"]:
         # Of the class that the manifest names: AutoModel leaves CLIP's projection away.
         model = pretrained_model(model_class(bundle.manifest["base"]["class"]), folder)

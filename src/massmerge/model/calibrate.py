@@ -10,11 +10,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from massmerge.bundle.layout import LEFT_OVER, MANIFEST, ROUTER
+from massmerge.bundle.manifest import read_manifest, sign_manifest
 from massmerge.bundle.parts_folder import recover
-from massmerge.bundle.reader import LEFT_OVER, MANIFEST, ROUTER, file_sha256, read_manifest, sign_manifest
 from massmerge.bundle.watched_files import SourceFiles
 from massmerge.bundle.work_folder import WorkFolder, in_words
 from massmerge.errors import InputError
+from massmerge.io.checksums import file_sha256
 from massmerge.io.durable import link_tree
 from massmerge.io.tensor_file import read_tensors, write_tensors
 from massmerge.model.model import Model, load

@@ -217,7 +217,7 @@ def _load(bundle: Bundle, router: str | None, device: str, cache: str | int, *, 
         return first_pass({k: v.to(place) for k, v in inputs.items()})
 
     reader = InputReader(
-        bundle.path / "processor", base.config, image=image, attempt=attempt, seen=probe[base.main_input_name].shape[1:]
+        bundle.processor_folder, base.config, image=image, attempt=attempt, seen=probe[base.main_input_name].shape[1:]
     )
     return Runtime(
         bundle.path,
@@ -246,7 +246,7 @@ def _own_memory(base: PreTrainedModel) -> None:
 
 
 def _load_heads(bundle: Bundle, base: PreTrainedModel) -> dict[str, Head]:
-    found = {task.name: load_head(bundle.path / "tasks" / task.name / "head", base) for task in bundle.tasks}
+    found = {task.name: load_head(bundle.head_folder(task.name), base) for task in bundle.tasks}
     heads = {task: head for task, head in found.items() if head is not None}
     for task in bundle.tasks:
         head, labels = heads.get(task.name), len(task.labels or ())

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
+from massmerge.bundle.layout import HEAD, HEADS, LABELS, STATIC_RECIPE, head_folder
+from massmerge.bundle.manifest import find_damage, read_manifest
 from massmerge.bundle.problem_types import read_problem
-from massmerge.bundle.reader import HEADS, find_damage, read_manifest
 from massmerge.checkpoints.backbone import BACKBONE, auto_class
 from massmerge.checkpoints.pretrained import model_class, pretrained_model
 from massmerge.errors import InputError, listing
@@ -165,7 +166,7 @@ class StaticFolder:
             raise InputError(f"{path}: a bundle. Load it with massmerge.load({str(path)!r}).")
         if faults := find_damage(self.path, manifest):
             raise InputError(f"{path}: damaged:{listing(faults)}\n  Merge again, or copy it again.")
-        recipe = Recipe.load(self.path / "mass_recipe.yaml")
+        recipe = Recipe.load(self.path / STATIC_RECIPE)
         self.method: str = manifest["method"]
         self.tasks: list[str] = manifest["tasks"]
         self.shared_labels = recipe.shared_labels
@@ -189,9 +190,7 @@ class StaticFolder:
     @property
     def head_bytes(self) -> int:
         """Bytes of heads and label names."""
-        files = [
-            f for task in self.tasks for part in ("head", "labels.json") for f in self._files(self.home(task) / part)
-        ]
+        files = [f for task in self.tasks for part in (HEAD, LABELS) for f in self._files(self.home(task) / part)]
         return sum(file.stat().st_size for file in files)
 
     @staticmethod
@@ -201,7 +200,7 @@ class StaticFolder:
     @property
     def problems(self) -> dict[str, ProblemType]:
         """What the outputs of each task's head mean."""
-        return {task: read_problem(self.home(task) / "head", len(names)) for task, names in self.labels.items()}
+        return {task: read_problem(head_folder(self.home(task)), len(names)) for task, names in self.labels.items()}
 
     @property
     def takes_images(self) -> bool:
@@ -215,7 +214,7 @@ class StaticFolder:
     @cached_property
     def labels(self) -> dict[str, tuple[str, ...]]:
         """Label names of each task that has a head."""
-        files = {task: self.home(task) / "labels.json" for task in self.tasks}
+        files = {task: self.home(task) / LABELS for task in self.tasks}
         return {t: tuple(json.loads(f.read_text(encoding="utf-8"))) for t, f in files.items() if f.is_file()}
 
 
@@ -257,7 +256,7 @@ def _open(folder: StaticFolder) -> Answering:
     reader = InputReader(folder.model, model.config, image=model.main_input_name == "pixel_values")
     if folder.writes:
         return Answering(model, dict.fromkeys(folder.tasks, ()), folder.shared_labels, {}, reader)
-    found = {task: load_head(folder.home(task) / "head", model) for task in folder.tasks}
+    found = {task: load_head(head_folder(folder.home(task)), model) for task in folder.tasks}
     heads: dict[str, Head] = {task: head for task, head in found.items() if head is not None}
     without = [task for task in folder.tasks if task not in heads]
     if without:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from massmerge.bundle.layout import LABELS, head_folder
 from massmerge.bundle.problem_types import problem_of
 from massmerge.checkpoints import Base, Expert, HeadParts, LowRank
 from massmerge.checkpoints.backbone import feature_width, language_class, split
@@ -177,9 +178,9 @@ def _refuse_label_count(labels: tuple[str, ...], size: int) -> None:
 def write_head(folder: Path, head: HeadSource) -> None:
     """Write a head as a folder: its tensors, the class that runs them or the linear layer's options, and the labels."""
     if head.kind != "none" and head.folder is not None:
-        shutil.copytree(head.folder, folder / "head")
+        shutil.copytree(head.folder, head_folder(folder))
     elif head.kind != "none":
-        target = folder / "head"
+        target = head_folder(folder)
         target.mkdir()
         if head.parts is not None:
             tensors = {name: head.parts.read(name) for name in head.parts.readings}
@@ -198,7 +199,7 @@ def write_head(folder: Path, head: HeadSource) -> None:
         write_json(target / ("linear.json" if head.parts is None else "config.json"), options)
         write_tensors(target / "model.safetensors", {n: finite(t, "its head", n) for n, t in tensors.items()})
     if head.labels is not None:
-        write_json(folder / "labels.json", list(head.labels))
+        write_json(folder / LABELS, list(head.labels))
 
 
 def write_json(path: Path, data: object) -> None:

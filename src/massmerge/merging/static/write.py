@@ -6,8 +6,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+from massmerge.bundle.layout import CARD, HEADS, STATIC_RECIPE
+from massmerge.bundle.manifest import write_manifest
 from massmerge.bundle.parts_folder import MergeFolder
-from massmerge.bundle.reader import HEADS, write_manifest
 from massmerge.checkpoints.skeleton import from_matrix
 from massmerge.io.tensor_file import TensorInfo, read_bytes, read_tensor, tensor_bytes, write_stream
 from massmerge.merging.card import checkpoint_card
@@ -89,8 +90,8 @@ def _restored(prepared: Prepared, tensor: TensorPlan, part: dict[str, TensorInfo
 
 def _finish(prepared: Prepared, out: Path, fingerprint: str, needed: int, more: dict[str, float]) -> None:
     """Recipe, card and manifest."""
-    (out / "mass_recipe.yaml").write_text(prepared.recipe.dump(), encoding="utf-8")
-    (out / "README.md").write_text(checkpoint_card(prepared), encoding="utf-8")
+    (out / STATIC_RECIPE).write_text(prepared.recipe.dump(), encoding="utf-8")
+    (out / CARD).write_text(checkpoint_card(prepared), encoding="utf-8")
     base = prepared.base
     output = sum(base.info(name).nbytes for name in base.output if name in base.slots)
     about = {

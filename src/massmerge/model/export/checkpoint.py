@@ -7,7 +7,9 @@ from pathlib import Path
 
 import torch
 
-from massmerge.checkpoints.pretrained import GENERATION_CONFIG, pretrained_model
+from massmerge.bundle.layout import head_folder
+from massmerge.checkpoints.pretrained import pretrained_model
+from massmerge.io.untrusted import GENERATION_CONFIG
 from massmerge.model.export.parts import Part
 from massmerge.model.export.sets import (
     OpenBundle,
@@ -49,15 +51,14 @@ def write_head_beside(opened: OpenBundle, tasks: list[str], folder: Path) -> str
     """Copy the head of a set of one task, where it is no part of the model, to a folder of its own; tells where it is."""
     if len(tasks) > 1 or not opened.head_folder(tasks[0]).is_dir():
         return "none"
-    shutil.copytree(opened.head_folder(tasks[0]), folder / "head")
+    shutil.copytree(opened.head_folder(tasks[0]), head_folder(folder))
     return "beside"
 
 
 def copy_processor(opened: OpenBundle, folder: Path) -> None:
     """The tokenizer or image processor beside the model, and how the base generates."""
-    for name in opened.bundle.manifest["files"]:
-        if name.startswith("processor/"):
-            shutil.copyfile(opened.bundle.path / name, folder / Path(name).name)
-    generation = opened.bundle.path / "base" / GENERATION_CONFIG
+    for name, path in opened.bundle.processor_files().items():
+        shutil.copyfile(path, folder / name)
+    generation = opened.bundle.base_folder / GENERATION_CONFIG
     if generation.is_file():
         shutil.copyfile(generation, folder / GENERATION_CONFIG)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from massmerge.bundle.layout import LABELS
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.backbone import HARMLESS, language_class
 from massmerge.checkpoints.pretrained import pretrained_config
@@ -103,7 +104,7 @@ class OpenBundle:
 
     def head_folder(self, task: str) -> Path:
         """The folder of a task's head."""
-        return self.bundle.path / "tasks" / task / "head"
+        return self.bundle.head_folder(task)
 
 
 def set_model(opened: OpenBundle, changes: SetChanges | None, around: Around | None) -> PreTrainedModel:
@@ -224,4 +225,4 @@ def write_labels(opened: OpenBundle, tasks: Sequence[str], folder: Path) -> None
     """The label names of a set of one task beside what was exported of it."""
     labels = opened.runtime.labels.get(tasks[0]) if len(tasks) == 1 else None
     if labels is not None:
-        (folder / "labels.json").write_text(json.dumps(list(labels), ensure_ascii=False) + "\n", encoding="utf-8")
+        (folder / LABELS).write_text(json.dumps(list(labels), ensure_ascii=False) + "\n", encoding="utf-8")

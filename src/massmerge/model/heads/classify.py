@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from massmerge.bundle.layout import LABELS
 from massmerge.bundle.problem_types import problem_of
 from massmerge.checkpoints.backbone import feature_width
 from massmerge.checkpoints.pretrained import pretrained_config
@@ -154,7 +155,7 @@ def load_head(folder: Path, base: PreTrainedModel) -> Head | None:
     """The head in a task's folder; none where the task has none."""
     if (folder / "linear.json").is_file():
         return LinearHead(folder, base.device, feature_width(base))
-    if (folder / "config.json").is_file() and (folder.parent / "labels.json").is_file():
+    if (folder / "config.json").is_file() and (folder.parent / LABELS).is_file():
         return ShellHead(folder, base)
     return None
 

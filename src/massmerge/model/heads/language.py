@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
+from massmerge.bundle.layout import BASE, head_folder, task_folder
 from massmerge.checkpoints.backbone import language_class, split
-from massmerge.checkpoints.pretrained import GENERATION_CONFIG, pretrained_generation
+from massmerge.checkpoints.pretrained import pretrained_generation
 from massmerge.checkpoints.skeleton import Skeleton, build
 from massmerge.errors import InputError
 from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
+from massmerge.io.untrusted import GENERATION_CONFIG
 from massmerge.model.second_pass import SecondPass, SetChanges
 from massmerge.model.second_pass.modules import SubspaceLinear
 from massmerge.model.trees import replace_module, shared_copy
@@ -62,8 +64,8 @@ class LanguageShell:
 
     def defaults(self, bundle: Path) -> GenerationConfig:
         """How a bundle's base generates: as its `generation_config.json` says, else as its configuration does."""
-        said = (bundle / "base" / GENERATION_CONFIG).is_file()
-        return pretrained_generation(bundle / "base") if said else self._model.generation_config
+        said = (bundle / BASE / GENERATION_CONFIG).is_file()
+        return pretrained_generation(bundle / BASE) if said else self._model.generation_config
 
     def around(
         self, backbone: nn.Module, heads: dict[str, Tensor], tie: Callable[[nn.Module, str], nn.Module]
@@ -94,7 +96,7 @@ class LanguageShell:
 
     def stored(self, bundle: Path, tasks: Sequence[str]) -> dict[str, Tensor]:
         """Output layers that a bundle stores for a set: the mean over its tasks, or the base's where no task has any."""
-        found = _heads([bundle / "tasks" / task for task in tasks]) or _heads([bundle / "base"])
+        found = _heads([task_folder(bundle, task) for task in tasks]) or _heads([bundle / BASE])
         names = [n for n in (*self.own, *self.tied) if any(n in header for header in found)]
         return {n: _mean([read_tensor(h[n]).float() for h in found if n in h]) for n in names}
 
@@ -154,7 +156,7 @@ def dense_language_model(
 
 def _heads(folders: list[Path]) -> list[dict[str, TensorInfo]]:
     """The tensors of heads that are classes of transformers."""
-    found = [f / "head" / "model.safetensors" for f in folders if (f / "head" / "config.json").is_file()]
+    found = [f / "model.safetensors" for f in map(head_folder, folders) if (f / "config.json").is_file()]
     return [read_header(path) for path in found]
 
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from massmerge.bundle.factors import TaskTensors
-from massmerge.bundle.reader import FIXED, Bundle
+from massmerge.bundle.layout import FIXED
+from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.skeleton import Slot, from_matrix
 from massmerge.io.tensor_file import read_header, read_tensor
 from massmerge.model.route.first_pass import FirstPass

@@ -7,7 +7,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from massmerge.bundle.factors import TaskTensors
-from massmerge.bundle.reader import ROUTER, Bundle
+from massmerge.bundle.layout import ROUTER
+from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
 from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
 from massmerge.model.route.decide import Router

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from massmerge.bundle.layout import PROCESSOR
 from massmerge.checkpoints import find_source, open_base
 from massmerge.errors import InputError
 from massmerge.merging.heads.text import TextTower
@@ -101,7 +102,7 @@ class ClipSpace:
         self._projection = base.read(_PROJECTION).float()
         named = runtime.recipe.processor is not None  # a state dict has no tokenizer by itself
         self._tower = TextTower(
-            base, find_source(str(runtime.path / "processor"), Path(), download=False) if named else found
+            base, find_source(str(runtime.path / PROCESSOR), Path(), download=False) if named else found
         )
 
     def place(self, texts: list[str], sites: list[Site], progress: Callable[[str], None]) -> dict[str, Tensor]:

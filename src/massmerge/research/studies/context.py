@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import massmerge
+from massmerge.bundle.layout import MANIFEST
 from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
 from massmerge.evaluation.experts import Experts, expert_answers, open_experts
@@ -222,7 +223,7 @@ class StudyContext:
         """The bundle (or with a static method the checkpoint) of a recipe, made once and kept in the study's cache."""
         name = checksum([massmerge.__version__, recipe.dump(), str(self.recipe_folder.resolve())])[:16]
         target = self.cache / "bundles" / name
-        if not (target / "mass.json").is_file():
+        if not (target / MANIFEST).is_file():
             self.tell(f"merging {len(recipe.tasks)} tasks into {target}")
         try:
             return merge(recipe, target, folder=self.recipe_folder)

@@ -1,0 +1,47 @@
+"""Where things lie in a bundle, and in the folder of a static merge. Nobody else spells these names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FORMAT_VERSION = 1
+MANIFEST = "mass.json"
+RECIPE, STATIC_RECIPE = "recipe.yaml", "mass_recipe.yaml"
+CARD = "README.md"
+STATISTICS = "statistics.safetensors"
+FIXED = "fixed.safetensors"
+ROUTER = "router.safetensors"
+BASE, PROCESSOR, TASKS = "base", "processor", "tasks"
+LOADED = (BASE, PROCESSOR, TASKS)
+"""Folders whose files are loaded by libraries that read whatever lies there."""
+BASE_CONFIG, BASE_WEIGHTS = f"{BASE}/config.json", f"{BASE}/model.safetensors"
+HEADS = "heads"  # of a static merge
+FACTORS, HEAD, LABELS = "factors.safetensors", "head", "labels.json"  # of a task
+MOVED = "replaced"  # where a work folder keeps a bundle that is about to be replaced
+LEFT_OVER = (f".{MANIFEST}.draft", f".{ROUTER}.draft")
+"""Drafts that earlier versions left in a bundle when they were killed; of no use to anyone."""
+
+
+def task_folder(bundle: Path, task: str) -> Path:
+    """The folder of a task: its factors, head and labels."""
+    return bundle / TASKS / task
+
+
+def head_folder(home: Path) -> Path:
+    """The folder of a head: of a task's folder, or of the base's, which keeps a language head."""
+    return home / HEAD
+
+
+def factors_name(task: str) -> str:
+    """The file of a task's factors, as the manifest names it."""
+    return f"{TASKS}/{task}/{FACTORS}"
+
+
+def work_folder(target: Path, kind: str = "partial") -> Path:
+    """The folder beside a target in which a command works."""
+    return target.parent / f".{target.name}.{kind}"
+
+
+def holds_tensors(name: str) -> bool:
+    """Whether a file of a bundle is one of the large ones, which stay on disk and are mapped."""
+    return name == BASE_WEIGHTS or name.endswith(f"/{FACTORS}")
