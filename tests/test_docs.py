@@ -294,11 +294,23 @@ def test_every_public_member_of_a_model_and_its_answers_stands_on_the_python_pag
         assert [name for name in sorted(names) if not name.startswith("_") and f"`{name}" not in text] == []
 
 
-def test_every_module_stands_on_the_architecture_page():
+def test_every_folder_stands_on_the_architecture_page():
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
     source = ROOT / "src" / "massmerge"
-    modules = [p.relative_to(source).as_posix() for p in source.rglob("*.py") if p.name != "__init__.py"]
-    assert [name for name in sorted(modules) if f"`{name}`" not in text] == []
+    folders = {path.parent.relative_to(source).as_posix() for path in source.rglob("*.py")} - {"."}
+    named = set(re.findall(r"[\w/]+/", text))
+    assert sorted(folder for folder in folders if f"{folder}/" not in named) == []
+
+
+def test_every_path_on_the_architecture_page_exists():
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    source = ROOT / "src" / "massmerge"
+    paths = re.findall(r"(?<![\w/.])[\w/]+(?:/|\.py)(?![\w*])", text)
+    assert len(paths) > 30
+    assert (
+        sorted({path for path in paths if not any((root / path).exists() for root in (ROOT, source))} - {"__init__.py"})
+        == []
+    )
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=name_of)
