@@ -19,7 +19,8 @@ from massmerge.errors import InputError
 from massmerge.io.checksums import file_sha256
 from massmerge.io.durable import link_tree
 from massmerge.io.tensor_file import read_tensors, write_tensors
-from massmerge.model.model import Model, load
+from massmerge.model.load import load
+from massmerge.model.model import Model
 from massmerge.model.route.first_pass import FirstPass
 from massmerge.routing.mlp import fit_mlp
 from massmerge.routing.projection import ProjectionRouter
@@ -67,9 +68,7 @@ def _fit(
 ) -> tuple[dict[str, int], dict[str, Tensor]]:
     """How many inputs of each task were used, and the tensors of the router that was fitted on them."""
     model = load(path, router="projection", check=True)
-    unknown = [name for name in inputs if name not in model.tasks]
-    if unknown:
-        raise InputError(f"no task {', '.join(map(repr, unknown))}. There are {', '.join(model.tasks)}.")
+    model.core.positions(list(inputs) or None)
     chosen = {task: list(islice(inputs.get(task, ()), count)) for task in model.tasks}
     empty = [task for task, items in chosen.items() if not items]
     if empty:
@@ -102,11 +101,9 @@ def _write(path: Path, result: Path, kind: Kind, fitted: dict[str, Tensor]) -> N
 
 
 def _looks(model: Model, kind: Kind) -> list[tuple[FirstPass, list[ProjectionRouter]]]:
-    """The passes whose voters are fitted: prototypes also those of the closer look, where there is one."""
-    runtime = model._runtime
-    closer = runtime.closer if kind == "prototype" else None
-    looks = [(runtime.first_pass, runtime.routers), *([(closer.first_pass, closer.routers)] if closer else [])]
-    return [(one, [router for router in routers if isinstance(router, ProjectionRouter)]) for one, routers in looks]
+    """The passes whose voters are fitted: prototypes also those of the second look, where there is one."""
+    looks = [look for look in (model.stages.first, model.stages.second if kind == "prototype" else None) if look]
+    return [(one.first_pass, [r for r in one.routers if isinstance(r, ProjectionRouter)]) for one in looks]
 
 
 def _activations(model: Model, first_pass: FirstPass, chosen: dict[str, list[Any]]) -> list[Tensor]:

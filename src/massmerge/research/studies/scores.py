@@ -29,7 +29,7 @@ def batches(context: StudyContext, samples: Sequence[Sample]) -> Iterator[tuple[
     order = sorted(range(len(samples)), key=lambda i: context.size(samples[i]))
     for start in range(0, len(order), context.settings.batch_size):
         chosen = order[start : start + context.settings.batch_size]
-        yield chosen, context.runtime.batch([context.row(samples[i]) for i in chosen])
+        yield chosen, context.model.core.batch([context.row(samples[i]) for i in chosen])
 
 
 def gather(
