@@ -15,9 +15,10 @@ from massmerge import InputError
 from massmerge.bundle.reader import Bundle
 from massmerge.cli.main import main
 from massmerge.merging.verify import verify_bundle
-from massmerge.model.calibrate import calibrate, fit_router
+from massmerge.model.calibrate import calibrate
 from massmerge.model.route.voters import site_router
 from massmerge.routing.projection import ProjectionRouter
+from massmerge.routing.prototype import PrototypeRouter
 from models import FAMILIES, contents, family_bundle, image_bundle, rows_of, text_bundle, with_options
 
 INPUTS = {
@@ -101,7 +102,7 @@ def test_a_router_that_was_not_fitted_is_refused_with_what_fits_it(bundle):
 
 
 def test_a_router_that_does_not_exist_is_refused_with_those_there_are(bundle):
-    with pytest.raises(InputError, match=r"no router 'oracle'\. There are projection, nearest, prototype and mlp"):
+    with pytest.raises(InputError, match=r"no router 'oracle'\. There are projection, prototype, nearest and mlp"):
         massmerge.load(bundle, router="oracle")
 
 
@@ -197,7 +198,7 @@ def test_where_subspaces_are_alike_prototypes_count_more():
     z = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
     bases, owners = list(torch.eye(6).split(2)), torch.arange(12) % 3
     plain, alike = (
-        fit_router("prototype", z, owners, ProjectionRouter(bases, alike=alike))["scales"] for alike in (False, True)
+        PrototypeRouter.fit(z, owners, ProjectionRouter(bases, alike=alike))["scales"] for alike in (False, True)
     )
     assert alike.tolist() == pytest.approx((plain * torch.tensor([1, 2 / 0.75])).tolist())
 

@@ -25,11 +25,10 @@ from massmerge.model.core import Core
 from massmerge.model.heads.classify import Head, backbone_call, load_head
 from massmerge.model.inputs import InputReader
 from massmerge.model.model import Model
-from massmerge.model.route.decide import Router
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.model.route.fixed import make_fixed
 from massmerge.model.route.stages import Look, SecondLook, Stages
-from massmerge.model.route.voters import choose_voters, make_routers, not_fitted
+from massmerge.model.route.voters import choose_voters, make_routers, not_fitted, subspaces_of
 from massmerge.model.second_pass import SecondPass
 from massmerge.model.second_pass.cache import DenseCache
 from massmerge.model.second_pass.first_token import first_token_layers
@@ -39,7 +38,8 @@ from massmerge.model.speed.packed import pack_layers
 from massmerge.model.trees import shared_copy
 from massmerge.routing import Site
 from massmerge.routing.projection import ProjectionRouter
-from massmerge.routing.prototype import PrototypeRouter
+from massmerge.routing.router import Router
+from massmerge.routing.routers import find_router
 from massmerge.routing.separation import separation
 from massmerge.routing.sites import probe_inputs, watched_sites
 
@@ -212,25 +212,34 @@ def _stages(
     """The first look; and where images have one, the second, which the first half of the blocks leaves inputs to."""
     recipe, image = bundle.recipe, base.main_input_name == "pixel_values"
     voters = choose_voters(recipe, sites, base, tensors, half=image)
-    routers = make_routers(bundle, kind, voters, tensors)
+    subspaces = subspaces_of(voters, tensors, recipe.router.score)
+    routers = make_routers(bundle, kind, voters, subspaces)
     first = Look(_make_first_pass(bundle, base, voters, tensors, slots), lambda: routers)
-    second = _second_look(bundle, base, sites, kind, tensors, routers) if image else None
+    second = _second_look(bundle, base, sites, kind, tensors, subspaces) if image else None
     return Stages(tensors.names, sites, recipe.router, recipe.unknown, first, second)
 
 
 def _second_look(
-    bundle: Bundle, base: PreTrainedModel, sites: list[Site], kind: str, tensors: TaskTensors, first: list[Router]
+    bundle: Bundle,
+    base: PreTrainedModel,
+    sites: list[Site],
+    kind: str,
+    tensors: TaskTensors,
+    first: list[ProjectionRouter],
 ) -> SecondLook | None:
     """All sites vote where those of the first half, which the defaults choose for images, are not sure."""
     options = bundle.recipe.router
     if options.first_pass == "fixed" or options.site != "auto" or options.unsure <= 0:
         return None
     voters = choose_voters(bundle.recipe, sites, base, tensors, half=False)
-    if kind != "projection" and (kind != "prototype" or not_fitted(bundle, kind, voters)):
+    if not find_router(kind).second_look or not_fitted(bundle, kind, voters):
         return None
-    subspaces = dict.fromkeys(r.residuals if isinstance(r, PrototypeRouter) else r for r in first)
-    kin = separation([router.bases for router in subspaces if isinstance(router, ProjectionRouter)]).kin()
-    return SecondLook(FirstPass(base, voters), lambda: make_routers(bundle, kind, voters, tensors), kin, options.unsure)
+
+    def routers() -> list[Router]:
+        return make_routers(bundle, kind, voters, subspaces_of(voters, tensors, options.score))
+
+    kin = separation([subspaces.bases for subspaces in dict.fromkeys(first)]).kin()
+    return SecondLook(FirstPass(base, voters), routers, kin, options.unsure)
 
 
 def _device(name: str) -> torch.device:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -13,9 +12,7 @@ from massmerge.model.answers import Routing
 from massmerge.model.route.first_pass import Voter
 from massmerge.recipe import RouterOptions, Unknown
 from massmerge.routing import Activation, agreements, margins, select, vote, weigh
-from massmerge.routing.projection import ProjectionRouter
-
-Router = Callable[[Tensor], Tensor]
+from massmerge.routing.router import Router
 
 
 @dataclass(frozen=True)
@@ -67,17 +64,13 @@ def cast_votes(voters: list[Voter], activations: list[Activation], routers: list
         activations: what each voter sees.
         routers: for each voter what turns activations into scores.
     """
-    # Only projection looks at tokens one by one; the fitted routers know one activation of each input.
-    seen = [
-        a if isinstance(r, ProjectionRouter) else Activation(a.pooled())
-        for r, a in zip(routers, activations, strict=True)
-    ]
+    seen = [a if r.each_token else Activation(a.pooled()) for r, a in zip(routers, activations, strict=True)]
     everything = _scores(routers, seen)
     scores = [a.averaged(s) for a, s in zip(seen, everything, strict=True)]
     lifts = [
-        a.averaged(r.lift(a.vectors, s))
+        a.averaged(lift)
         for r, a, s in zip(routers, seen, everything, strict=True)
-        if isinstance(r, ProjectionRouter)
+        if (lift := r.lift(a.vectors, s)) is not None
     ]
     return Votes(voters, scores, torch.stack(lifts).mean(0) if len(lifts) == len(routers) else None)
 

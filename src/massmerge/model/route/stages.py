@@ -25,10 +25,11 @@ from torch import Tensor
 from massmerge.errors import InputError
 from massmerge.model.answers import Prediction, Routing
 from massmerge.model.route.candidates import settle, spread
-from massmerge.model.route.decide import Choice, Router, Votes, cast_votes, count_votes
+from massmerge.model.route.decide import Choice, Votes, cast_votes, count_votes
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.recipe import RouterOptions, Unknown
 from massmerge.routing import Site
+from massmerge.routing.router import Router
 
 BATCH_PROBES = 4  # inputs that decide for a whole batch of one task
 _CANDIDATES = 4  # tasks that answer an unclear image

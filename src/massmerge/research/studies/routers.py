@@ -14,10 +14,8 @@ from massmerge.evaluation.report import Picture, Table
 from massmerge.evaluation.results import count_routes
 from massmerge.evaluation.summary import percent
 from massmerge.model.answers import Routing
-from massmerge.model.calibrate import Kind, fit_router
-from massmerge.model.route.decide import Router
 from massmerge.model.route.first_pass import FirstPass, Voter
-from massmerge.model.route.voters import fitted_router, site_router
+from massmerge.model.route.voters import site_router
 from massmerge.recipe import Redundancy
 from massmerge.research.studies import plots
 from massmerge.research.studies.book import AnswerBook
@@ -27,7 +25,9 @@ from massmerge.research.studies.fixed import accepted_tasks, fixed_about, fixed_
 from massmerge.research.studies.scores import Scores, gather
 from massmerge.research.studies.shipped import best_of, looks_of, routed, shipped_routings, shipped_voters
 from massmerge.research.studies.study import Finding, Study, Verdict
-from massmerge.routing.projection import ProjectionRouter, Score
+from massmerge.routing.projection import Score
+from massmerge.routing.router import Router
+from massmerge.routing.routers import FITTED, find_router
 
 SUPPORT = 16  # inputs of each task that routers with data are fitted on, as by `mass calibrate`
 _PAPER_DEPTH = 0.8
@@ -47,7 +47,7 @@ def run(context: StudyContext) -> Finding:
             name = _name(kind, how, context)
             if name not in found and all(voter.name in per_voter for voter in voters):
                 found[name] = _routings(context, kind, how, per_voter, voters)
-                rows.append({"router": name, "kind": kind, "sites": how, "data": kind in get_args(Kind)})
+                rows.append({"router": name, "kind": kind, "sites": how, "data": kind in FITTED})
     book = AnswerBook(context, context.model)
     chosen = {name: best_of(context, routings) for name, routings in found.items()}
     for row in rows:
@@ -61,7 +61,7 @@ def run(context: StudyContext) -> Finding:
 def _own(context: StudyContext) -> tuple[str, str]:
     """Name and kind of the row that is the bundle as it routes."""
     kind, options = Bundle(context.bundle, check=False).router_kind, context.model.stages.options
-    if all(isinstance(router, ProjectionRouter) for router in context.model.stages.first.routers):
+    if not any(router.needs_fit for router in context.model.stages.first.routers):
         own = f"{options.first_pass} {options.score}"
         return _name(own, "vote", context), own
     return f"{kind}, vote, {CALIBRATED}", CALIBRATED
@@ -86,7 +86,7 @@ def paper_voter(context: StudyContext) -> Voter:
 
 def _name(kind: str, how: str, context: StudyContext) -> str:
     where = "vote" if how == "vote" else paper_voter(context).site.name
-    if kind in get_args(Kind):
+    if kind in FITTED:
         return f"{kind}, {where}"
     first, score = kind.split()
     return f"projection from the {'base' if first == 'base' else 'fixed model'}, {_NORMS[score]}, {where}"
@@ -124,19 +124,19 @@ def _fitted(context: StudyContext, voters: list[Voter]) -> tuple[dict[str, dict[
     support = context.support(SUPPORT)
     without = [task for task in context.tasks if not support.get(task)]
     if without:
-        return {}, [f"{', '.join(get_args(Kind))} were left out: the suite has no rows of {', '.join(without)}."]
+        return {}, [f"{', '.join(FITTED)} were left out: the suite has no rows of {', '.join(without)}."]
     owners = torch.tensor([t for t, task in enumerate(context.tasks) for _ in support[task]])
     rows = [context.model.read(item) for task in context.tasks for item in support[task]]
     first = FirstPass(context.model.core.base, voters)
     size = context.settings.batch_size
     parts = [first(context.model.core.batch(rows[at : at + size])) for at in range(0, len(rows), size)]
-    found: dict[str, dict[str, Router]] = {kind: {} for kind in get_args(Kind)}
+    found: dict[str, dict[str, Router]] = {kind: {} for kind in FITTED}
     for voter, seen in zip(voters, zip(*parts, strict=True), strict=True):
         z = torch.cat([activation.pooled() for activation in seen])
         residuals = site_router(context.model.sets.tensors, voter.site, context.model.stages.options.score)
-        for kind in get_args(Kind):
-            tensors = fit_router(kind, z, owners, residuals)
-            found[kind][voter.name] = fitted_router(kind, tensors, residuals)
+        for kind in FITTED:
+            router = find_router(kind)
+            found[kind][voter.name] = router.load(router.fit(z, owners, residuals), residuals)
     return found, []
 
 
