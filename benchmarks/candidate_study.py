@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,8 +19,7 @@ from tqdm import tqdm
 import massmerge as mm
 from massmerge.errors import InputError
 from massmerge.evaluation.prepared import prepare_evaluation
-from massmerge.model.load import Runtime
-from massmerge.model.route.decide import Choice, CloserLook, cast_votes, count_votes
+from massmerge.model.route.decide import cast_votes, count_votes
 from massmerge.recipe import Unknown
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.routing.separation import Separation, separation
@@ -60,24 +59,22 @@ class Seen:
 def gather(bundle: Path, suite: Path, split: str, limit: int) -> Seen:
     """Ask everyone about every row."""
     model = mm.load(bundle, router="projection", check=False)
-    runtime = model._runtime
-    if runtime.closer is None:
-        raise InputError(f"{bundle}: no closer look in this bundle. It wants images, and `site: auto` in its recipe.")
+    stages = model.stages
+    if stages.second is None:
+        raise InputError(f"{bundle}: no second look in this bundle. It wants images, and `site: auto` in its recipe.")
     ready = prepare_evaluation(bundle, suite, split=split, limit=limit)
     for data in ready.data.values():
         data.read_inputs()
     inputs = [data.inputs[place] for data in ready.data.values() for place in range(len(data))]
     truth = torch.tensor([model.tasks.index(task) for task, data in ready.data.items() for _ in data.rows])
-    everything = list(range(len(model.tasks)))
-    choice = Choice(model.tasks, everything, runtime.recipe.router, 1, Unknown())
+    choice = replace(stages.choice(unknown=Unknown()), top_k=1)
     looks: list[list[Tensor]] = [[], []]
     words: list[list[tuple[float, float]]] = [[] for _ in model.tasks]
-    stages: list[Runtime | CloserLook] = [runtime, runtime.closer]
     for start in tqdm(range(0, len(inputs), 32), unit="batch"):
         rows = inputs[start : start + 32]
-        batch = runtime.batch([runtime.reader.row(item) for item in rows])
-        for votes, look in zip(looks, stages, strict=True):
-            routings = count_votes(cast_votes(look.first_pass(batch), look.routers), look.voters, choice)
+        batch = model.core.batch([model.read(item) for item in rows])
+        for votes, look in zip(looks, (stages.first, stages.second), strict=True):
+            routings = count_votes(cast_votes(look.voters, look.first_pass(batch), look.routers), choice)
             votes.append(torch.tensor([[r.residuals[t] for t in model.tasks] for r in routings]) / len(look.voters))
         for own, task in zip(words, model.tasks, strict=True):
             own += [(p.score or 0.0, p.logit or 0.0) for p in model.predict(rows, task=task, top=1)]
@@ -88,7 +85,7 @@ def gather(bundle: Path, suite: Path, split: str, limit: int) -> Seen:
         "log-odds": (kept / (1 - kept)).log().clamp(-10, 10).float(),
         "logit": said[..., 1],
     }
-    bases = [r.bases for r in dict.fromkeys(runtime.routers) if isinstance(r, ProjectionRouter)]
+    bases = [r.bases for r in dict.fromkeys(stages.first.routers) if isinstance(r, ProjectionRouter)]
     return Seen(torch.cat(looks[0]), torch.cat(looks[1]), heads, separation(bases), truth, model.tasks)
 
 

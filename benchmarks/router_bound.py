@@ -27,18 +27,18 @@ def activations(bundle: Path, suite: Path, split: str, limit: int) -> tuple[Tens
     blocks = [site for site in model.sites if site.name[0] == "A" and site.name[1:].isdigit()]
     places = [blocks[round(i * (len(blocks) - 1) / 3)] for i in range(4)]
     tokens = ("cls", "mean") if model.takes_images else ("mean",)
-    first = FirstPass(model._runtime.base, [Voter(site, token) for site in places for token in tokens])
+    first = FirstPass(model.core.base, [Voter(site, token) for site in places for token in tokens])
     ready = prepare_evaluation(bundle, suite, split=split, limit=limit)
     for data in ready.data.values():
         data.read_inputs()
     rows = [
-        model._runtime.reader.row(x) for data in ready.data.values() for x in (data.inputs[i] for i in range(len(data)))
+        model.core.reader.row(x) for data in ready.data.values() for x in (data.inputs[i] for i in range(len(data)))
     ]
     truth = torch.tensor([model.tasks.index(task) for task, data in ready.data.items() for _ in data.rows])
     order = sorted(range(len(rows)), key=lambda i: max(t.shape[0] for t in rows[i].values()))  # little padding
     found = []
     for start in tqdm(range(0, len(rows), 32), desc=split, unit="batch"):
-        seen = first(model._runtime.batch([rows[i] for i in order[start : start + 32]]))
+        seen = first(model.core.batch([rows[i] for i in order[start : start + 32]]))
         found.append(torch.cat([a.pooled() for a in seen], 1))
     return torch.cat(found)[torch.tensor(order).argsort()], truth
 

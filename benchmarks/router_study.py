@@ -123,7 +123,7 @@ def gather(bundle: Path, suite: Path, split: str, limit: int) -> tuple[Scores, T
         ("cls", "mean", "each") if model.takes_images else ("mean", "each")
     )  # the first word of a text says nothing
     voters = [Voter(site, token) for site in sites for token in tokens]
-    first = FirstPass(model._runtime.base, voters)
+    first = FirstPass(model.core.base, voters)
     tensors = TaskTensors(Bundle(bundle, check=False))
     stacks = {site: site_stack(tensors, site) for site in sites}
     ready = prepare_evaluation(bundle, suite, split=split, limit=limit)
@@ -131,11 +131,11 @@ def gather(bundle: Path, suite: Path, split: str, limit: int) -> tuple[Scores, T
         data.read_inputs()
     inputs = [data.inputs[place] for data in ready.data.values() for place in range(len(data))]
     truth = [model.tasks.index(task) for task, data in ready.data.items() for _ in data.rows]
-    rows = [model._runtime.reader.row(item) for item in inputs]
+    rows = [model.core.reader.row(item) for item in inputs]
     order = sorted(range(len(rows)), key=lambda i: max(t.shape[0] for t in rows[i].values()))  # little padding
     found: dict[tuple[str, Voter], list[Tensor]] = {}
     for start in tqdm(range(0, len(rows), 32), unit="batch"):
-        seen = first(model._runtime.batch([rows[i] for i in order[start : start + 32]]))
+        seen = first(model.core.batch([rows[i] for i in order[start : start + 32]]))
         for voter, activation in zip(voters, seen, strict=True):
             for name, score in SCORES.items():
                 if voter.token == "each" and "common" in name:

@@ -12,7 +12,7 @@ def bert_rows(count=6, seed=0):
 
 def vit_images(model, count=12):
     """Random images of the size that a loaded bundle takes."""
-    size = model._runtime.base.config.image_size
+    size = model.core.base.config.image_size
     images = torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(2))
     return list(images[:, :, :size, :size])
 

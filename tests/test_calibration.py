@@ -15,9 +15,10 @@ from massmerge import InputError
 from massmerge.bundle.reader import Bundle
 from massmerge.cli.main import main
 from massmerge.merging.verify import verify_bundle
-from massmerge.model.calibrate import calibrate, fit_router
+from massmerge.model.calibrate import calibrate
 from massmerge.model.route.voters import site_router
 from massmerge.routing.projection import ProjectionRouter
+from massmerge.routing.prototype import PrototypeRouter
 from models import FAMILIES, contents, family_bundle, image_bundle, rows_of, text_bundle, with_options
 
 INPUTS = {
@@ -101,7 +102,7 @@ def test_a_router_that_was_not_fitted_is_refused_with_what_fits_it(bundle):
 
 
 def test_a_router_that_does_not_exist_is_refused_with_those_there_are(bundle):
-    with pytest.raises(InputError, match=r"no router 'oracle'\. There are projection, nearest, prototype and mlp"):
+    with pytest.raises(InputError, match=r"no router 'oracle'\. There are projection, prototype, nearest and mlp"):
         massmerge.load(bundle, router="oracle")
 
 
@@ -164,7 +165,7 @@ def calibrated_vit(load_vit):
     inputs = {task: images[4 * i : 4 * i + 4] for i, task in enumerate("abc")}
 
     def load(kind="prototype", **router):
-        path = load_vit(**router)._runtime.path
+        path = load_vit(**router).sets.bundle
         calibrate(path, inputs, kind=kind)
         return massmerge.load(path)
 
@@ -175,7 +176,7 @@ def test_unclear_images_get_a_closer_look_by_prototypes_too(calibrated_vit, load
     everywhere = [site.name for site in load_vit().sites if site.name[0] in "MO"]
     model, deep = calibrated_vit(unsure=1e9), calibrated_vit(site=everywhere)
     images = vit_images(model)
-    assert model._runtime.closer is not None
+    assert model.stages.second is not None
     for found, expected in zip(model.route(images), deep.route(images), strict=True):
         assert found.residuals == pytest.approx(expected.residuals, abs=1e-3)
         assert found.site == expected.site
@@ -183,13 +184,13 @@ def test_unclear_images_get_a_closer_look_by_prototypes_too(calibrated_vit, load
 
 def test_prototypes_that_were_fitted_for_the_first_blocks_alone_have_no_closer_look(calibrated_vit):
     model = calibrated_vit()
-    path = model._runtime.path / "router.safetensors"
+    path = model.sets.bundle / "router.safetensors"
     known = tuple(f"prototype.{voter}." for voter in model.voters)
     fitted = {name: tensor for name, tensor in load_file(path).items() if name.startswith(known)}
     assert 0 < len(fitted) < len(load_file(path))
     save_file(fitted, path)
     older = massmerge.load(path.parent, check=False)
-    assert older._runtime.closer is None
+    assert older.stages.second is None
     assert all(p.task for p in older.predict(vit_images(model)))
 
 
@@ -197,7 +198,7 @@ def test_where_subspaces_are_alike_prototypes_count_more():
     z = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
     bases, owners = list(torch.eye(6).split(2)), torch.arange(12) % 3
     plain, alike = (
-        fit_router("prototype", z, owners, ProjectionRouter(bases, alike=alike))["scales"] for alike in (False, True)
+        PrototypeRouter.fit(z, owners, ProjectionRouter(bases, alike=alike))["scales"] for alike in (False, True)
     )
     assert alike.tolist() == pytest.approx((plain * torch.tensor([1, 2 / 0.75])).tolist())
 
@@ -205,15 +206,15 @@ def test_where_subspaces_are_alike_prototypes_count_more():
 def test_a_site_whose_subspaces_are_alike_is_known_as_such(bundle, monkeypatch):
     model = massmerge.load(bundle)
     site = model.sites[0]
-    assert not site_router(model._runtime.tensors, site).alike
+    assert not site_router(model.sets.tensors, site).alike
     shared = torch.eye(site.width)[:4]  # what adapters of one start have: the same directions but for little
     monkeypatch.setattr(voters, "_basis", lambda _, task, __: torch.cat([shared, torch.eye(site.width)[[4 + task]]]))
-    assert site_router(model._runtime.tensors, site).alike
+    assert site_router(model.sets.tensors, site).alike
 
 
 @pytest.mark.parametrize("kind", ["nearest", "mlp"])
 def test_routers_that_know_inputs_only_have_no_closer_look(calibrated_vit, kind):
-    assert calibrated_vit(kind)._runtime.closer is None
+    assert calibrated_vit(kind).stages.second is None
 
 
 # What is refused

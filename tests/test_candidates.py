@@ -70,7 +70,7 @@ def test_answers_to_compare_methods_by_are_those_of_predict(load_vit):
 
 @pytest.mark.parametrize(("router", "count"), [({}, 4), ({"site": "M0"}, 1), ({"top_k": 2}, 1), ({"candidates": 2}, 2)])
 def test_several_tasks_answer_images_that_are_looked_at_again(load_vit, router, count):
-    assert load_vit(**router)._runtime.candidates == count
+    assert load_vit(**router).stages.candidates == count
 
 
 def test_a_decision_for_a_batch_a_set_and_an_abstention_have_no_candidates(load_vit):

@@ -88,7 +88,7 @@ def test_what_only_sha_256_finds_is_found_in_the_background(bundle, monkeypatch)
     said = {name: entry.get("crc32") for name, entry in read_manifest(bundle)["files"].items()}
     monkeypatch.setattr(damage, "crc32_of", lambda file: said[os.path.relpath(file.name, bundle)])
     model = massmerge.load(bundle)
-    for call in (lambda: model._runtime.watch.refuse_damage(wait=True), lambda: model.embed(ROWS)):
+    for call in (lambda: model.core.watch.refuse_damage(wait=True), lambda: model.embed(ROWS)):
         with pytest.raises(InputError, match="SHA-256 differs"):
             call()
 
@@ -122,13 +122,13 @@ def test_a_file_that_is_cut_short_or_overwritten_is_noticed_before_the_next_answ
 
 def test_what_was_computed_while_a_file_changed_is_no_answer(bundle, monkeypatch):
     model = massmerge.load(bundle)
-    run = type(model._runtime.second_pass).__call__
+    run = type(model.sets.second_pass).__call__
 
     def meanwhile(self, *args):
         flip(bundle / FACTORS, -3 + (bundle / FACTORS).stat().st_size)
         return run(self, *args)
 
-    monkeypatch.setattr(type(model._runtime.second_pass), "__call__", meanwhile)
+    monkeypatch.setattr(type(model.sets.second_pass), "__call__", meanwhile)
     for call in (lambda: next(model.stream(ROWS)), lambda: model.embed(ROWS)):
         with pytest.raises(InputError, match="changed while it was in use"):
             call()

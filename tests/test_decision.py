@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from answers import vit_images
-from massmerge.model.route.decide import Choice, CloserLook, cast_votes, count_votes
+from massmerge.model.route.decide import Choice, cast_votes, count_votes
 from massmerge.model.route.first_pass import Voter
+from massmerge.model.route.stages import SecondLook
 from massmerge.recipe import RouterOptions, Unknown
 from massmerge.routing import Activation, margins, standardize
 from massmerge.routing.projection import ProjectionRouter
@@ -57,14 +58,14 @@ def test_inputs_of_tasks_that_look_alike_to_the_first_blocks_are_looked_at_again
     images = vit_images(model)
     first, second = model.route(images), deep.route(images)
     one, other, *rest = range(len(model.tasks))
-    model._runtime.closer._kin[one, other] = model._runtime.closer._kin[other, one] = True
+    model.stages.second._kin[one, other] = model.stages.second._kin[other, one] = True
     alike = [r.selected[0] in (model.tasks[one], model.tasks[other]) for r in first]
     assert 0 < sum(alike) < len(images)
     for found, a, b, again in zip(model.route(images), first, second, alike, strict=True):
         assert same(found, b if again else a)
     # A task that may not be chosen is mistaken for nothing.
     names = [model.tasks[i] for i in (one, *rest)]
-    assert model._runtime.closer.needed([9.0], [one], [one, *rest]) == []
+    assert model.stages.second.needed([9.0], [one], [one, *rest]) == []
     assert all(same(a.routing, b.routing) for a, b in zip(
         model.predict(images, task=names), load_vit(unsure=1e-6, candidates=1).predict(images, task=names), strict=True
     ))  # fmt: skip
@@ -72,7 +73,7 @@ def test_inputs_of_tasks_that_look_alike_to_the_first_blocks_are_looked_at_again
 
 @pytest.mark.parametrize("router", [{"unsure": 0.0}, {"site": "M0"}, {"first_pass": "base", "site": ["O0", "M1"]}])
 def test_named_voters_and_a_limit_of_nothing_have_no_closer_look(load_vit, router):
-    assert load_vit(**router)._runtime.closer is None
+    assert load_vit(**router).stages.second is None
 
 
 def test_the_routers_of_the_closer_look_are_made_once_and_only_when_needed(load_vit):
@@ -81,7 +82,7 @@ def test_the_routers_of_the_closer_look_are_made_once_and_only_when_needed(load_
     class First:
         voters = ()
 
-    look = CloserLook(First(), lambda: made.append(1) or [len(made)], torch.zeros(2, 2, dtype=torch.bool), 0.3)
+    look = SecondLook(First(), lambda: made.append(1) or [len(made)], torch.zeros(2, 2, dtype=torch.bool), 0.3)
     assert made == []
     assert look.routers == look.routers == [1]
 
@@ -95,9 +96,9 @@ def test_voters_that_share_a_router_decide_as_voters_with_routers_of_their_own(s
     seen = [Activation(torch.randn(5, 12)) for _ in voters]
     seen[2] = Activation(torch.randn(9, 12), torch.tensor([1, 2, 3, 1, 2]))
     choice = Choice(list("abcd"), [0, 1, 3], RouterOptions(), 2, Unknown())
-    found = count_votes(cast_votes(seen, [first, first, first, second]), voters, choice, shared=shared)
+    found = count_votes(cast_votes(voters, seen, [first, first, first, second]), choice, shared=shared)
     apart = [first, copy.copy(first), copy.copy(first), second]
-    alone = count_votes(cast_votes(seen, apart), voters, choice, shared=shared)
+    alone = count_votes(cast_votes(voters, seen, apart), choice, shared=shared)
     for one, other in zip(found, alone, strict=True):
         assert one.selected == other.selected
         assert one.residuals == pytest.approx(other.residuals, abs=1e-5)

@@ -160,7 +160,7 @@ def test_an_answer_does_not_depend_on_padding(mixed):
     if "input_ids" not in rows[0]:
         longer = [{k: v.clone() for k, v in row.items()} for row in rows]  # images have none
     else:
-        fill = model._runtime.base.config.pad_token_id
+        fill = model.core.base.config.pad_token_id
         longer = [
             {"input_ids": pad(r["input_ids"], (0, 4), value=fill), "attention_mask": pad(r["attention_mask"], (0, 4))}
             for r in rows

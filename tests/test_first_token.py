@@ -22,13 +22,13 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_layers_of_the_last_block_are_found_where_the_head_reads_the_first_token(root, name):
-    runtime = massmerge.load(family_bundle(root, name))._runtime
-    found = sorted(runtime.second_pass.look_for_first_only())
+    sets = massmerge.load(family_bundle(root, name)).sets
+    found = sorted(sets.second_pass.look_for_first_only())
     assert [path.partition(".1.")[2] for path in found] == EXPECTED.get(name, [])
 
 
 def found_for(root, *heads):
-    base = massmerge.load(family_bundle(root, "vit"))._runtime.base
+    base = massmerge.load(family_bundle(root, "vit")).core.base
     called = observe(base, probe_inputs(base, PROBE_BATCH)).called
     inputs = probe_inputs(base, 1)
     return first_token_layers(base, called, heads, inputs, inputs)
@@ -64,12 +64,13 @@ def test_nothing_is_left_out_where_any_head_reads_more_or_other_than_the_first_t
 def test_heads_give_the_same_logits_and_other_tokens_are_not_computed(root, name):
     model = massmerge.load(family_bundle(root, name))
     inputs = vit_images(model) if name == "vit" else rows_of(FAMILIES[name].make_inputs(12, 0))
-    batch = model._runtime.batch([model._runtime.reader.row(item) for item in inputs])
+    batch = model.core.batch([model.core.reader.row(item) for item in inputs])
     routings = model.route(inputs)
-    assert model._runtime.second_pass.look_for_first_only()
-    (full, order), (short, same) = (model._second_pass(batch, routings, for_heads=h) for h in (False, True))
-    assert torch.equal(order, same)
-    answers = [model._heads(output, order, batch, routings, 3) for output in (full, short)]
+    assert model.sets.second_pass.look_for_first_only()
+    whole, part = (model.sets.forward(batch, routings, for_heads=h) for h in (False, True))
+    assert whole.order == part.order
+    answers = [model._heads(passed, routings, 3) for passed in (whole, part)]
+    full, short = whole.output, part.output
     for one, other in zip(*answers, strict=True):
         assert (one.task, one.label) == (other.task, other.label)
         assert one.logit == pytest.approx(other.logit, abs=1e-5)
@@ -82,7 +83,7 @@ def test_embeddings_are_of_all_tokens(root, name):
     model = massmerge.load(family_bundle(root, name))
     inputs = vit_images(model) if name == "vit" else rows_of(FAMILIES[name].make_inputs(6, 0))
     before = model.embed(inputs)
-    assert model._runtime.second_pass.look_for_first_only()
+    assert model.sets.second_pass.look_for_first_only()
     assert torch.allclose(model.embed(inputs), before, atol=1e-6)
 
 
@@ -92,6 +93,6 @@ def test_what_heads_read_is_looked_for_when_a_few_batches_have_been_answered(roo
     answers = []
     for count in range(1, 5):
         answers.append(model.predict(images))
-        assert any(layer.first_only for layer in model._runtime.second_pass.layers().values()) == (count > 2)
+        assert any(layer.first_only for layer in model.sets.second_pass.layers().values()) == (count > 2)
     for later in answers[1:]:
         assert_same_answers(later, answers[0])

@@ -106,15 +106,15 @@ def test_a_set_generates_as_a_dense_checkpoint_of_it(bundles, tmp_path, kind, ta
 
 @pytest.mark.parametrize("kind", ["t5 untied", "gpt2"])
 def test_the_language_model_of_a_set_has_the_logits_of_a_dense_checkpoint(bundles, kind):
-    runtime = massmerge.load(bundles(kind))._runtime
-    changes = runtime.changes((1,))
+    sets = massmerge.load(bundles(kind)).sets
+    changes = sets.changes((1,))
     batch = {"input_ids": prompts(kind)[4]["input_ids"][None]}
     if kind.startswith("t5"):
         batch["decoder_input_ids"] = torch.tensor([[0, 5, 9]])
     from massmerge.model.second_pass.segments import Segment, Segments, running
 
     with torch.inference_mode(), running(Segments((Segment(changes, 0, 1),), 1)):
-        found = runtime.language_models.of(changes)(**batch).logits
+        found = sets.language_models.of(changes)(**batch).logits
     with torch.inference_mode():
         expected = dense_writer(bundles(kind), kind, ["b"])(**batch).logits
     assert float((found - expected).abs().max()) < 2e-3 * float(expected.abs().max())
@@ -147,7 +147,7 @@ def test_hot_sets_with_dense_weights_generate_the_same(bundles):
     plain, cached = massmerge.load(bundles("llama untied")), massmerge.load(bundles("llama untied"), cache="10MB")
     for _ in range(4):
         found = cached.generate(prompts("llama"), max_new_tokens=NEW)
-    assert cached._runtime.cache.held_bytes > 0
+    assert cached.sets.cache.held_bytes > 0
     assert [g.tokens for g in found] == [g.tokens for g in plain.generate(prompts("llama"), max_new_tokens=NEW)]
 
 

@@ -28,7 +28,7 @@ def image(root):
 
 def reader(root):
     """A fresh reader of texts."""
-    base = massmerge.load(text_bundle(root))._runtime.base
+    base = massmerge.load(text_bundle(root)).core.base
     return InputReader(text_bundle(root) / "processor", base.config, image=False)
 
 
@@ -218,8 +218,8 @@ def test_a_photograph_is_turned_as_the_camera_says(image, tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # turn by 90 degrees
     Image.fromarray(array).save(tmp_path / "turned.png", exif=exif)
-    found = image._runtime.reader.row(tmp_path / "turned.png")["pixel_values"]
-    expected = image._runtime.reader.row(Image.fromarray(np.rot90(array, -1).copy()))["pixel_values"]
+    found = image.core.reader.row(tmp_path / "turned.png")["pixel_values"]
+    expected = image.core.reader.row(Image.fromarray(np.rot90(array, -1).copy()))["pixel_values"]
     assert torch.equal(found, expected)
 
 
@@ -300,14 +300,14 @@ def test_half_precision_images_are_read(image):
 
 def test_text_is_padded_on_the_right_to_the_longest_of_its_batch(text):
     rows = [{"input_ids": torch.tensor([5, 6, 7])}, {"input_ids": torch.tensor([8])}]
-    read = text._runtime.reader
+    read = text.core.reader
     batch = read.batch([read.row(row) for row in rows])
     assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
 
 
 def test_the_padding_token_is_the_base_s(root):
-    read = massmerge.load(family_bundle(root, "roberta"))._runtime.reader
+    read = massmerge.load(family_bundle(root, "roberta")).core.reader
     rows = [read.row({"input_ids": torch.full((n,), 9)}) for n in (3, 1)]
     assert read.batch(rows)["input_ids"].tolist() == [[9, 9, 9], [9, 1, 1]]
 
@@ -337,7 +337,7 @@ def test_rows_that_were_read_before_still_say_that_their_text_was_cut(root):
 @pytest.mark.parametrize("text", ["word " * 2_000_000, "w" * 9_000_000, " " * 8_000_000 + "word", "ü" * 5_000_000])
 def test_a_tokenizer_is_never_given_more_than_can_fit(root, text, monkeypatch):
     model = massmerge.load(text_bundle(root))
-    tokenizer = model._runtime.reader.processor
+    tokenizer = model.core.reader.processor
     given = []
     monkeypatch.setattr(type(tokenizer), "__call__", _hearing(type(tokenizer).__call__, given))
     with pytest.warns(UserWarning, match="truncated"):
@@ -355,7 +355,7 @@ def _hearing(call, given):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_text_that_is_cut_has_the_tokens_that_the_tokenizer_would_have_kept(root, side):
-    reader = massmerge.load(text_bundle(root))._runtime.reader
+    reader = massmerge.load(text_bundle(root)).core.reader
     reader.processor.truncation_side = side
     text = " ".join(f"free win{i % 7} meeting goal{i % 5}" for i in range(20_000))
     with pytest.warns(UserWarning, match="truncated"):

@@ -68,7 +68,7 @@ def test_images_can_be_given_as_path_text_of_a_path_picture_array_or_tensor(root
     array = np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)
     picture = Image.fromarray(array)
     picture.save(tmp_path / "x.png")
-    pixels = model._runtime.reader.processor(images=picture, return_tensors="pt")["pixel_values"]
+    pixels = model.core.reader.processor(images=picture, return_tensors="pt")["pixel_values"]
     expected = model.predict(picture)
     for given in (tmp_path / "x.png", str(tmp_path / "x.png"), [picture], array, array[None], pixels, pixels[0]):
         assert_same_answers(model.predict(given), expected)
@@ -175,7 +175,7 @@ def test_changed_bytes_are_refused_at_once_if_asked_for_and_never_if_not(root, t
     bundle = changed_byte(root, tmp_path / "bundle")
     with pytest.raises(InputError, match="SHA-256 differs"):
         massmerge.load(bundle, check=True)
-    assert massmerge.load(bundle, check=False)._runtime.watch is None
+    assert massmerge.load(bundle, check=False).core.watch is None
 
 
 def test_a_site_that_does_not_exist_is_refused_when_loading(root, tmp_path):

@@ -149,10 +149,11 @@ def test_a_bundle_answers_the_same_before_and_after_its_weights_are_packed(tmp_p
 
 def packs(model):
     """Whether the layers that both passes run are packed."""
-    runtime = model._runtime
-    layers = [m for m in runtime.second_pass.model.modules() if isinstance(m, PackedLinear)]
+    layers = [m for m in model.sets.second_pass.model.modules() if isinstance(m, PackedLinear)]
     layers += [
-        m for path, m in runtime.first_pass._part.named_modules() if ".0." in path and isinstance(m, PackedLinear)
+        m
+        for path, m in model.stages.first.first_pass._part.named_modules()
+        if ".0." in path and isinstance(m, PackedLinear)
     ]
     assert layers
     return {layer.pack._packed is not None for layer in layers}

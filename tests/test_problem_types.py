@@ -423,7 +423,7 @@ def test_a_peer_reads_what_the_bundle_would(tmp_path):
     peer = PEERS["smile_1"](
         prepare(Recipe.load(pooled_recipe(tmp_path, False)), tmp_path, download=True), gate=4, rank=6
     )
-    assert peer.parts.heads["a"]._features == "mean"
+    assert peer.core.heads["a"]._features == "mean"
 
 
 # What is written

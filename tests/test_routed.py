@@ -9,6 +9,7 @@ import torch
 import massmerge
 from answers import assert_same_answers, bert_delta, bert_rows
 from massmerge import InputError
+from massmerge.model.route.first_pass import FirstPass
 from models import FAMILIES, family_bundle, rows_of, with_options
 
 
@@ -92,8 +93,8 @@ def test_route_batch_decides_once_for_all(one_voter):
 
 def test_route_batch_runs_the_first_pass_on_a_few_inputs(bert, monkeypatch):
     seen = []
-    first = bert._runtime.first_pass
-    monkeypatch.setattr(bert._runtime, "first_pass", lambda b: (seen.append(len(b["input_ids"])), first(b))[1])
+    run = FirstPass.__call__
+    monkeypatch.setattr(FirstPass, "__call__", lambda self, b: (seen.append(len(b["input_ids"])), run(self, b))[1])
     bert.predict(bert_rows(20), route="batch", batch_size=20)
     assert seen[0] < 20
 
@@ -112,7 +113,7 @@ def test_a_route_that_does_not_exist_is_refused(bert):
 
 
 def test_a_given_task_skips_the_first_pass(bert, monkeypatch):
-    monkeypatch.setattr(bert._runtime, "first_pass", lambda batch: pytest.fail("the first pass ran"))
+    monkeypatch.setattr(FirstPass, "__call__", lambda *_: pytest.fail("the first pass ran"))
     found = bert.predict(bert_rows(2), task="b")
     assert [p.task for p in found] == ["b", "b"]
     assert [p.routing.selected for p in found] == [["b"], ["b"]]

@@ -1,13 +1,21 @@
 """The routers that are fitted on a few inputs of each task: activations in, scores out; less is better."""
 
+import shutil
+from typing import get_args, get_type_hints
+
 import pytest
 import torch
 from torch.nn.functional import normalize
 
+import massmerge
+from massmerge.model.calibrate import calibrate
+from massmerge.recipe import RouterOptions
 from massmerge.routing import select, weigh
 from massmerge.routing.mlp import MlpRouter, fit_mlp
 from massmerge.routing.nearest import NearestRouter
 from massmerge.routing.prototype import PrototypeRouter, fit_prototypes
+from massmerge.routing.routers import ROUTERS
+from models import text_bundle
 
 D, TASKS = 12, 3
 OWNERS = torch.arange(30) % TASKS
@@ -167,3 +175,29 @@ def test_training_the_network_leaves_the_random_numbers_of_the_caller_alone():
     torch.manual_seed(4)
     fit_mlp(cloud(), OWNERS, TASKS, steps=2)
     assert torch.equal(torch.rand(3), expected)
+
+
+# The names they have
+
+
+def test_recipes_know_every_router():
+    kinds = get_type_hints(RouterOptions)["kind"]
+    assert sorted(get_args(kinds)) == sorted(ROUTERS)
+
+
+class FarthestRouter(NearestRouter):
+    """A router that is worse than chance."""
+
+    def __call__(self, z):
+        return -super().__call__(z)
+
+
+def test_a_new_router_is_one_line_in_the_dictionary(root, tmp_path, monkeypatch):
+    monkeypatch.setitem(ROUTERS, "farthest", FarthestRouter)
+    monkeypatch.setattr("massmerge.model.calibrate.FITTED", ["farthest"])
+    bundle = shutil.copytree(text_bundle(root), tmp_path / "bundle")
+    tasks = massmerge.load(bundle).tasks
+    calibrate(bundle, {task: [f"{task} {task}", f"a {task}"] for task in tasks}, kind="farthest")
+    found = massmerge.load(bundle).route("win free prize")[0]
+    assert massmerge.load(bundle).stages.first.routers[0].__class__ is FarthestRouter
+    assert found.lift is None and set(found.residuals) == set(tasks)

@@ -58,7 +58,7 @@ def test_an_unknown_device_is_refused_with_those_there_are(referring):
 def test_without_a_gpu_it_runs_on_the_cpu(referring):
     model = massmerge.load(referring / "copied")
     expected = "cuda" if torch.cuda.is_available() else "cpu"
-    assert model._runtime.base.device.type == expected
+    assert model.core.base.device.type == expected
 
 
 @pytest.mark.parametrize("name", [n for n in FAMILIES if n != "gpt2"])

@@ -135,7 +135,7 @@ def no_computing(monkeypatch):
     def fail(*args, **kwargs):
         raise AssertionError("something was computed")
 
-    monkeypatch.setattr("massmerge.research.studies.context.load_runtime", fail)
+    monkeypatch.setattr("massmerge.research.studies.context.load", fail)
     monkeypatch.setattr("massmerge.research.studies.context.merge", fail)
 
 

@@ -123,10 +123,10 @@ def fixed_bundle(bundle, tmp_path_factory):
 def test_a_fixed_model_made_from_factors_is_the_one_that_a_merge_writes(fixed_bundle, suite, tmp_path):
     plain = open_studies([STUDIES["layers"]], suite, tmp_path, Settings(), bundle=fixed_bundle / "base").context
     accepted = accepted_tasks(plain, Redundancy(threshold=0.0))
-    first = fixed_pass(plain, accepted, plain.runtime.voters)
+    first = fixed_pass(plain, accepted, plain.model.stages.voters)
     merged = open_studies([STUDIES["layers"]], suite, tmp_path, Settings(), bundle=fixed_bundle / "fixed").context
-    batch = plain.runtime.batch([plain.row(sample) for sample in plain.samples[:8]])
-    for ours, theirs in zip(first(batch), merged.runtime.first_pass(batch), strict=True):
+    batch = plain.model.core.batch([plain.row(sample) for sample in plain.samples[:8]])
+    for ours, theirs in zip(first(batch), merged.model.stages.first.first_pass(batch), strict=True):
         torch.testing.assert_close(ours.rows, theirs.rows, atol=2e-4, rtol=2e-4)
 
 
@@ -253,12 +253,12 @@ def test_answers_by_a_given_routing_are_those_of_predict(bundle):
 
 
 def test_an_answer_is_computed_once_whatever_asks_for_it(context, monkeypatch):
-    book = AnswerBook(context, context.runtime)
+    book = AnswerBook(context, context.model)
     routings = [Routing({}, {"a": 1.0}, ["a"], ""), Routing({}, {"a": 0.6, "c": 0.4}, ["c", "a"], "")]
     first = book.heads([0, 1], routings)
     assert [sorted(heads) for heads in first] == [["a"], ["a", "c"]]
     monkeypatch.setattr(massmerge.Model, "answer", None)
-    assert AnswerBook(context, context.runtime).heads([0, 1], routings) == first
+    assert AnswerBook(context, context.model).heads([0, 1], routings) == first
 
 
 # All of them

@@ -12,7 +12,6 @@ from massmerge import Bundle, StaticModel, merge
 from massmerge.evaluation.from_recipe import open_answering
 from massmerge.evaluation.scales import with_scale
 from massmerge.merging.prepare import prepare
-from massmerge.model.load import load_runtime
 from massmerge.recipe import Recipe
 from massmerge.research.studies import STUDIES, compared
 from massmerge.research.studies.leave_one_out import LentHead
@@ -193,7 +192,7 @@ def test_a_lent_head_reads_the_dense_model_of_the_task_that_an_input_is_routed_t
     folder = bundle.parent
     others = merge(subset(Recipe.load(recipe), ["b", "c"]), folder / "others", folder=folder)
     answering = open_answering(prepare(Recipe.load(recipe), folder, download=False))
-    model = LentHead(load_runtime(others)).lend(answering, "a")
+    model = LentHead(massmerge.load(others), answering, "a")
     texts = ["win free prize", "vote law", "sad film"]
     tokenizer = AutoTokenizer.from_pretrained(folder / "base")
     for text, (free, told) in zip(texts, model.outcomes(texts, ["a"] * 3), strict=True):

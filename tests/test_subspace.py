@@ -232,24 +232,22 @@ def test_an_embedding_adds_to_each_segment_the_update_of_its_set():
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_dense_copy_of_the_backbone_is_made(root, name):
     model = massmerge.load(family_bundle(root, name))
-    runtime = model._runtime
     rows = rows_of(FAMILIES[name].make_inputs(6))
     for chosen in (["a"], ["b", "c"]):
         model.embed(rows, task=chosen)
-    own = {t.data_ptr() for t in (*runtime.base.parameters(), *runtime.base.buffers())}
-    second = runtime.second_pass.model
+    own = {t.data_ptr() for t in (*model.core.base.parameters(), *model.core.base.buffers())}
+    second = model.sets.second_pass.model
     assert {t.data_ptr() for t in (*second.parameters(), *second.buffers())} == own
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_copies_for_a_set_own_no_matrix_of_a_layer(root, name):
     model = massmerge.load(family_bundle(root, name))
-    runtime = model._runtime
     model.embed(rows_of(FAMILIES[name].make_inputs(2)), task="b")
-    own = {t.data_ptr() for t in (*runtime.base.parameters(), *runtime.base.buffers())}
-    copies = runtime.changes((1,)).modules.values()
+    own = {t.data_ptr() for t in (*model.core.base.parameters(), *model.core.base.buffers())}
+    copies = model.sets.changes((1,)).modules.values()
     fresh = sum(t.nbytes for copy in copies for t in copy.parameters() if t.data_ptr() not in own)
-    base_bytes = sum(t.nbytes for t in runtime.base.parameters())
+    base_bytes = sum(t.nbytes for t in model.core.base.parameters())
     assert fresh < 0.15 * base_bytes
 
 
@@ -267,7 +265,7 @@ def test_a_mixed_batch_runs_as_one_and_equals_each_input_by_itself(root, tmp_pat
 
 def test_a_mixed_batch_calls_each_layer_of_the_base_once(root):
     model = massmerge.load(family_bundle(root, "bert"))
-    layer = model._runtime.second_pass.model.get_submodule("encoder.layer.1.output.dense")
+    layer = model.sets.second_pass.model.get_submodule("encoder.layer.1.output.dense")
     calls = []
     layer.register_forward_hook(lambda *_: calls.append(1))
     model.predict(rows_of(FAMILIES["bert"].make_inputs(9)))
@@ -320,7 +318,7 @@ def test_a_cache_gives_the_same_answers(root, name):
     model = massmerge.load(bundle, cache="64MB")
     for _ in range(5):
         assert_same_answers(answers(model, rows), expected)
-    assert model._runtime.cache.held_bytes > 0
+    assert model.sets.cache.held_bytes > 0
 
 
 def test_a_cache_never_holds_more_than_its_bound_and_lets_the_oldest_go(root):
@@ -328,21 +326,21 @@ def test_a_cache_never_holds_more_than_its_bound_and_lets_the_oldest_go(root):
     large = massmerge.load(bundle, cache="1GB")
     for _ in range(3):
         large.predict(rows, task="a")
-    one = large._runtime.cache.held_bytes
+    one = large.sets.cache.held_bytes
     model = massmerge.load(bundle, cache=2 * one)
-    cache = model._runtime.cache
+    cache = model.sets.cache
     for task in ("a", "b", "c"):
         for _ in range(3):
             model.predict(rows, task=task)
             assert cache.held_bytes <= 2 * one
-    held = [bool(model._runtime.changes((i,)).materialised) for i in range(3)]
+    held = [bool(model.sets.changes((i,)).materialised) for i in range(3)]
     assert held == [False, True, True]
 
 
 def test_a_set_that_is_used_rarely_is_not_held(root):
     model = massmerge.load(family_bundle(root, "bert"), cache="1GB")
     model.predict(rows_of(FAMILIES["bert"].make_inputs(2)), task="a")
-    assert model._runtime.cache.held_bytes == 0
+    assert model.sets.cache.held_bytes == 0
 
 
 def test_a_set_that_does_not_fit_is_not_held(root):
@@ -350,16 +348,16 @@ def test_a_set_that_does_not_fit_is_not_held(root):
     model = massmerge.load(bundle, cache="1KB")
     for _ in range(5):
         model.predict(rows, task="a")
-    assert model._runtime.cache.held_bytes == 0
+    assert model.sets.cache.held_bytes == 0
 
 
 def test_a_set_that_was_forgotten_and_made_anew_is_held_anew(root, monkeypatch):
-    monkeypatch.setattr("massmerge.model.load._KNOWN_SETS", 1)
+    monkeypatch.setattr("massmerge.model.second_pass.sets._KNOWN_SETS", 1)
     bundle, rows = family_bundle(root, "bert"), rows_of(FAMILIES["bert"].make_inputs(2))
     model = massmerge.load(bundle, cache="1GB")
     for task in ("a", "a", "a", "b", "a"):
         model.predict(rows, task=task)
-    assert model._runtime.changes((0,)).materialised
+    assert model.sets.changes((0,)).materialised
 
 
 def test_no_cache_is_the_default(root):
@@ -367,7 +365,7 @@ def test_no_cache_is_the_default(root):
     rows = rows_of(FAMILIES["bert"].make_inputs(2))
     for _ in range(5):
         model.predict(rows, task="a")
-    assert model._runtime.cache.held_bytes == 0
+    assert model.sets.cache.held_bytes == 0
 
 
 @pytest.mark.parametrize(

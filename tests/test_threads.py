@@ -67,7 +67,7 @@ def test_8_threads_with_a_cache_and_tasks_of_their_own_do_not_disturb_each_other
 
 def test_texts_that_are_truncated_in_one_thread_do_not_change_those_of_another(root):
     model = massmerge.load(text_bundle(root))
-    reader = model._runtime.reader
+    reader = model.core.reader
     texts = ["win " * 700, "win " * 20] * 8
     with pytest.warns(UserWarning, match="truncated"):
         found = in_threads(lambda text: [reader.row(text)["input_ids"].shape[0] for _ in range(20)], texts)

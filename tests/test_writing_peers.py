@@ -69,8 +69,8 @@ def test_wemoe_adapts_its_gates_until_it_is_surer_of_the_first_word(tmp_path, ki
     found = []
     for steps in (0, 20):
         peer = PEERS["wemoe"](opened(tmp_path, "ab"), inputs, steps=steps, rate=1e-2)
-        rows = [peer.parts.reader.row(row) for row in prompts(kind)]
-        found.append(float(entropy(_logits(peer.parts, peer.tree, "a", rows)).detach()))
+        rows = [peer.core.reader.row(row) for row in prompts(kind)]
+        found.append(float(entropy(_logits(peer.core, peer.tree, "a", rows)).detach()))
     assert found[1] < found[0]
 
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from massmerge.merging.prepare import make_plan
     from massmerge.merging.run import merge
     from massmerge.model.answers import Answer, Generation, Prediction, Routing
-    from massmerge.model.model import Model, load
+    from massmerge.model.load import load
+    from massmerge.model.model import Model
     from massmerge.model.static import StaticModel
     from massmerge.recipe import Recipe
 
@@ -35,7 +36,8 @@ _HOMES = {
     "evaluation.results": ("Evaluation",),
     "evaluation.suite": ("Suite",),
     "merging.run": ("merge",),
-    "model.model": ("Model", "load"),
+    "model.load": ("load",),
+    "model.model": ("Model",),
     "merging.plan": ("Plan",),
     "merging.prepare": ("make_plan",),
     "recipe": ("Recipe",),

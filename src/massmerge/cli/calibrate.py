@@ -14,8 +14,8 @@ from massmerge.cli.common import print_json, verb
 from massmerge.cli.merged import refuse_inside
 from massmerge.errors import InputError
 from massmerge.io.rows import is_file_or_folder, read_inputs
-from massmerge.model.calibrate import Kind
 from massmerge.model.calibrate import calibrate as fit
+from massmerge.routing.routers import FITTED
 
 
 @click.command()
@@ -23,12 +23,12 @@ from massmerge.model.calibrate import calibrate as fit
 @click.option("--inputs", "given", multiple=True, required=True, metavar="TASK=PATH",
               help="Inputs of a task: a .txt file, a folder, a table. Once for each task.")  # fmt: skip
 @click.option("--column", help="Column of a table that holds the inputs.")
-@click.option("--kind", type=click.Choice(["prototype", "nearest", "mlp"]), default="prototype", show_default=True,
+@click.option("--kind", type=click.Choice(FITTED), default="prototype", show_default=True,
               help="Mean activation, all activations, or a small network trained on them.")  # fmt: skip
 @click.option("--count", type=click.IntRange(min=1), default=16, show_default=True, help="Inputs used of each task.")
 @verb
 def calibrate(
-    bundle: str, given: tuple[str, ...], column: str | None, kind: Kind, count: int, as_json: bool, quiet: bool
+    bundle: str, given: tuple[str, ...], column: str | None, kind: str, count: int, as_json: bool, quiet: bool
 ) -> None:
     """Fit a router of BUNDLE on a few inputs of each task; no labels are needed. The bundle uses it from then on."""
     refuse_inside(bundle)

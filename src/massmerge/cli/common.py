@@ -215,7 +215,7 @@ def named_answers(
 
 def refuse_unreadable(model: Model) -> None:
     """Raise an error if the bundle has no tokenizer or image processor: it is wrong then, and not each of the inputs."""
-    _ = model._runtime.reader.processor  # which is loaded when first looked at
+    _ = model.core.reader.processor  # which is loaded when first looked at
 
 
 def refuse_failures(failed: int, count: int, noun: str) -> None:

@@ -11,7 +11,7 @@ from massmerge.errors import InputError
 from massmerge.io.rows import read_inputs
 from massmerge.model.explain import Explanation, answer_in_words, plot_explanation
 from massmerge.model.explain import explain as explain_input
-from massmerge.model.model import load
+from massmerge.model.load import load
 
 _WIDTH = 30
 

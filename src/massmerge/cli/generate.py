@@ -14,7 +14,8 @@ from massmerge.cli.common import cache_option, named_answers, refuse_failures, r
 from massmerge.errors import InputError
 from massmerge.io.rows import NamedInput, read_inputs
 from massmerge.model.answers import Generation
-from massmerge.model.model import Model, load
+from massmerge.model.load import load
+from massmerge.model.model import Model
 
 
 @click.command()

@@ -39,7 +39,7 @@ def inspect(bundle: str, plot: str | None, sites: bool, as_json: bool, quiet: bo
 
 def _list_sites(bundle: str, *, as_json: bool, quiet: bool) -> None:
     """Every site with its depth and width, and which of them vote."""
-    from massmerge.model.model import load
+    from massmerge.model.load import load
 
     model = load(bundle, router="projection", check=True)
     voting = {voter.rpartition(".")[0] for voter in model.voters}

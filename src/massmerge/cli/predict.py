@@ -22,7 +22,7 @@ from massmerge.cli.common import (
 from massmerge.cli.writers import FORMATS, choose_format, open_writer
 from massmerge.errors import MassError
 from massmerge.io.rows import read_inputs
-from massmerge.model.model import load
+from massmerge.model.load import load
 
 
 @click.command()

@@ -17,7 +17,8 @@ from massmerge.evaluation.run import Progress, run_experts, run_known, run_strea
 from massmerge.evaluation.scoring import mean_figures, score_task
 from massmerge.evaluation.suite import DEFAULT_SPLIT, Suite
 from massmerge.evaluation.summary import write_evaluation
-from massmerge.model.model import Model, load
+from massmerge.model.load import load
+from massmerge.model.model import Model
 from massmerge.model.static import StaticFolder, StaticModel
 from massmerge.recipe import Unknown
 

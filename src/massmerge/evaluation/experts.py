@@ -24,14 +24,12 @@ from massmerge.evaluation.metrics import Given, given_of, written
 from massmerge.io.checksums import file_sha256
 from massmerge.io.durable import write_text
 from massmerge.merging.prepare import Prepared, prepare
-from massmerge.model.answers import make_prediction
 from massmerge.model.base import load_base
-from massmerge.model.heads.classify import ShellHead, load_head
+from massmerge.model.core import Core
+from massmerge.model.heads.classify import load_head
 from massmerge.model.heads.language import dense_language_model
-from massmerge.model.inputs import InputReader, Row
-from massmerge.model.load import with_decoder_start
+from massmerge.model.inputs import InputReader, Row, read_batches
 from massmerge.model.prompts import Writing
-from massmerge.recipe import AnswerOptions
 
 
 @dataclass(frozen=True)
@@ -125,12 +123,13 @@ def _measure(opened: Experts, data: TaskData, batch_size: int, places: Iterable[
     labels = next(task.labels for task in bundle.tasks if task.name == data.task)
     assert head is not None and labels is not None
     reader = InputReader(bundle.processor_folder, model.config, image=model.main_input_name == "pixel_values")
+    core = Core(model, [data.task], {data.task: labels}, {data.task: head}, reader, [])
     answers = [Given()] * len(data)
-    for chosen, batch in _batches(reader, data, batch_size, places):
-        call = head.backbone_call(batch, model) if isinstance(head, ShellHead) else with_decoder_start(batch, model)
-        for place, row in zip(chosen, head(model(**call), batch), strict=True):
-            about = {data.task: labels}, {data.task: head.problem_type}, {data.task: 1.0}
-            answers[place] = given_of(make_prediction({data.task: row}, *about, AnswerOptions(), top=1))
+    for chosen, rows in _readable(core.reader.row, data, batch_size, places):
+        batch = core.batch(rows)
+        found = core.answers(model(**core.call(batch)), batch, [data.task] * len(rows), top=1)
+        for place, prediction in zip(chosen, found, strict=True):
+            answers[place] = given_of(prediction)
     return answers
 
 
@@ -144,10 +143,9 @@ def _measure_texts(
     reader = InputReader(bundle.processor_folder, base.config, image=False)
     writing = Writing(reader, base.config, defaults, options)
     answers = [Given()] * len(data)
-    for chosen, batch in _batches(writing, data, batch_size, places):
-        tokens = writing.generate(model, batch)
-        for place, text in zip(chosen, writing.decode(tokens[:: len(tokens) // len(chosen)]), strict=True):
-            answers[place] = written(data.task, text)
+    for chosen, rows in _readable(writing.read, data, batch_size, places):
+        for place, found in zip(chosen, writing.texts(rows, partial(writing.generate, model)), strict=True):
+            answers[place] = written(data.task, found.text)
     return answers
 
 
@@ -167,24 +165,19 @@ def dense_expert(opened: Experts, task: str) -> PreTrainedModel:
     return model
 
 
-def _batches(
-    reader: InputReader | Writing, data: TaskData, size: int, places: Iterable[int]
-) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """Batches of rows that can be read; the stream tells of the others."""
-    chosen: list[int] = []
-    rows: list[Row] = []
-    read = reader.read if isinstance(reader, Writing) else reader.row
-    for place in places:
-        item = data.inputs[place]
-        try:
-            if isinstance(item, Exception):
-                continue
-            rows.append(read(item))
-        except InputError:
-            continue
-        chosen.append(place)
-        if len(rows) == size:
-            yield chosen, reader.batch(rows)
-            chosen, rows = [], []
-    if rows:
-        yield chosen, reader.batch(rows)
+def _readable(
+    read: Callable[[Any], Row], data: TaskData, size: int, places: Iterable[int]
+) -> Iterator[tuple[list[int], list[Row]]]:
+    """Rows that can be read, so many at a time; the stream tells of the others."""
+    asked: list[int] = []
+
+    def items() -> Iterator[Any]:
+        for place in places:
+            asked.append(place)
+            yield data.inputs[place]
+
+    for rows in read_batches(items(), size, read, "row"):
+        pairs = [(place, row) for place, row in zip(asked, rows, strict=True) if not isinstance(row, InputError)]
+        asked.clear()
+        if pairs:
+            yield [place for place, _ in pairs], [row for _, row in pairs]

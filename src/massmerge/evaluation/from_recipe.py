@@ -13,8 +13,8 @@ from massmerge.bundle.layout import PROCESSOR, head_folder, task_folder
 from massmerge.errors import InputError, problems_error
 from massmerge.merging.heads import write_head
 from massmerge.merging.prepare import Prepared, prepare
-from massmerge.model.answering import Answering
 from massmerge.model.base import dense_base
+from massmerge.model.core import Core
 from massmerge.model.heads.classify import Head, load_head
 from massmerge.model.inputs import InputReader
 from massmerge.recipe import MergeOptions, Recipe
@@ -26,7 +26,7 @@ def open_sources(recipe: Recipe, folder: Path) -> Prepared:
     return prepare(recipe.model_copy(update={"merge": options}), folder, download=True)
 
 
-def open_answering(prepared: Prepared) -> Answering:
+def open_answering(prepared: Prepared) -> Core:
     """The base, reader and heads of a recipe's sources.
 
     Raises:
@@ -39,12 +39,13 @@ def open_answering(prepared: Prepared) -> Answering:
         raise InputError(f"{', '.join(without)}: no head, so there is no label to answer. Give `head:` in the recipe.")
     touched = {name for expert in prepared.experts.values() for name in expert.names()}
     base = dense_base(prepared.base, touched)
-    labels = {task.name: prepared.heads[task.name].labels or () for task in prepared.recipe.tasks}
+    tasks = [task.name for task in prepared.recipe.tasks]
     with TemporaryDirectory(prefix="mass-") as temporary:
         folder = Path(temporary)
-        heads = {} if prepared.base.writes else {task: _head(prepared, task, folder, base) for task in labels}
+        heads = {} if prepared.base.writes else {task: _head(prepared, task, folder, base) for task in tasks}
         reader = _reader(prepared, folder / PROCESSOR, base)
-    return Answering(base, labels, prepared.recipe.shared_labels, heads, reader)
+    labels = {task: prepared.heads[task].labels or () for task in heads}
+    return Core(base, tasks, labels, heads, reader, prepared.recipe.shared_labels)
 
 
 def _head(prepared: Prepared, task: str, folder: Path, base: PreTrainedModel) -> Head:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from massmerge.errors import MassError
+from massmerge.errors import InputError, MassError
+from massmerge.model.inputs import CutRow
 from massmerge.recipe import AnswerOptions, ProblemType
 
 _PASSES = 0.5  # probability of a label of a multi-label head above which it is given
@@ -112,6 +113,24 @@ class Generation:
 
 
 _A = TypeVar("_A", Prediction, Generation)
+
+
+def answered(rows: Sequence[Any], answer: Callable[[list[Any]], Iterable[_A]], kind: type[_A]) -> Iterator[_A]:
+    """An answer to each row of a batch, in order.
+
+    Args:
+        rows: inputs as tensors, or the error where one could not be read.
+        answer: gives the answers to those that could be.
+        kind: what an error is wrapped in.
+    """
+    good = [row for row in rows if not isinstance(row, InputError)]
+    found = iter(answer(good) if good else [])
+    for row in rows:
+        if isinstance(row, InputError):
+            yield kind(None, error=str(row))
+        else:
+            one = next(found)
+            yield replace(one, truncated=True) if isinstance(row, CutRow) else one
 
 
 def or_raised(answer: _A, on_error: str) -> _A:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,17 +19,15 @@ from massmerge.errors import InputError
 from massmerge.io.checksums import file_sha256
 from massmerge.io.durable import link_tree
 from massmerge.io.tensor_file import read_tensors, write_tensors
-from massmerge.model.model import Model, load
+from massmerge.model.load import load
+from massmerge.model.model import Model
 from massmerge.model.route.first_pass import FirstPass
-from massmerge.routing.mlp import fit_mlp
-from massmerge.routing.projection import ProjectionRouter
-from massmerge.routing.prototype import SHARE, SHARE_ALIKE, fit_prototypes
-
-Kind = Literal["prototype", "nearest", "mlp"]
+from massmerge.model.route.voters import subspaces_of
+from massmerge.routing.routers import FITTED, find_router
 
 
 def calibrate(
-    path: str | Path, inputs: Mapping[str, Iterable[Any]], *, kind: Kind = "prototype", count: int = 16
+    path: str | Path, inputs: Mapping[str, Iterable[Any]], *, kind: str = "prototype", count: int = 16
 ) -> dict[str, int]:
     """Fit a router on inputs of each task and make it the bundle's.
 
@@ -44,9 +42,11 @@ def calibrate(
         How many inputs of each task were used.
 
     Raises:
-        InputError: a task is unknown or has no inputs, or one of them cannot be read.
+        InputError: no router of that kind is fitted, a task is unknown or has no inputs, or one of them cannot be read.
         MassError: another command is writing the bundle, it has changed meanwhile, or the disk is full.
     """
+    if kind not in FITTED:
+        raise InputError(f"kind is one of {', '.join(FITTED)}, not {kind!r}.")
     path = Path(path)
     recover(path)
     read_manifest(path)  # what is no bundle gets no folder beside it
@@ -63,13 +63,11 @@ def calibrate(
 
 
 def _fit(
-    path: Path, files: SourceFiles, inputs: Mapping[str, Iterable[Any]], kind: Kind, count: int
+    path: Path, files: SourceFiles, inputs: Mapping[str, Iterable[Any]], kind: str, count: int
 ) -> tuple[dict[str, int], dict[str, Tensor]]:
     """How many inputs of each task were used, and the tensors of the router that was fitted on them."""
     model = load(path, router="projection", check=True)
-    unknown = [name for name in inputs if name not in model.tasks]
-    if unknown:
-        raise InputError(f"no task {', '.join(map(repr, unknown))}. There are {', '.join(model.tasks)}.")
+    model.core.positions(list(inputs) or None)
     chosen = {task: list(islice(inputs.get(task, ()), count)) for task in model.tasks}
     empty = [task for task, items in chosen.items() if not items]
     if empty:
@@ -78,18 +76,22 @@ def _fit(
     return {task: len(items) for task, items in chosen.items()}, fitted
 
 
-def _fitted(model: Model, chosen: dict[str, list[Any]], kind: Kind) -> dict[str, Tensor]:
+def _fitted(model: Model, chosen: dict[str, list[Any]], kind: str) -> dict[str, Tensor]:
     owners = torch.tensor([t for t, items in enumerate(chosen.values()) for _ in items])
     fitted: dict[str, Tensor] = {}
-    for first_pass, routers in _looks(model, kind):
-        activations = _activations(model, first_pass, chosen)
-        for voter, z, residuals in zip(first_pass.voters, activations, routers, strict=True):
-            for name, tensor in fit_router(kind, z, owners, residuals).items():
+    router, stages = find_router(kind), model.stages
+    for look in (stages.first, stages.second if router.second_look else None):
+        if look is None:
+            continue
+        subspaces = subspaces_of(look.voters, model.sets.tensors, stages.options.score)
+        activations = _activations(model, look.first_pass, chosen)
+        for voter, z, own in zip(look.voters, activations, subspaces, strict=True):
+            for name, tensor in router.fit(z, owners, own).items():
                 fitted[f"{kind}.{voter.name}.{name}"] = tensor
     return fitted
 
 
-def _write(path: Path, result: Path, kind: Kind, fitted: dict[str, Tensor]) -> None:
+def _write(path: Path, result: Path, kind: str, fitted: dict[str, Tensor]) -> None:
     """The bundle at `path` with the fitted router, in a folder of its own that shares all other files with it."""
     manifest = read_manifest(path)
     kept = {}
@@ -101,14 +103,6 @@ def _write(path: Path, result: Path, kind: Kind, fitted: dict[str, Tensor]) -> N
     sign_manifest(result, {**manifest, "router_kind": kind, "files": {**manifest["files"], ROUTER: entry}})
 
 
-def _looks(model: Model, kind: Kind) -> list[tuple[FirstPass, list[ProjectionRouter]]]:
-    """The passes whose voters are fitted: prototypes also those of the closer look, where there is one."""
-    runtime = model._runtime
-    closer = runtime.closer if kind == "prototype" else None
-    looks = [(runtime.first_pass, runtime.routers), *([(closer.first_pass, closer.routers)] if closer else [])]
-    return [(one, [router for router in routers if isinstance(router, ProjectionRouter)]) for one, routers in looks]
-
-
 def _activations(model: Model, first_pass: FirstPass, chosen: dict[str, list[Any]]) -> list[Tensor]:
     """What each voter of a pass sees of the inputs (n, width), in their order."""
     found: list[list[Tensor]] = []
@@ -118,13 +112,3 @@ def _activations(model: Model, first_pass: FirstPass, chosen: dict[str, list[Any
         except InputError as error:
             raise InputError(f"inputs of {task}: {error}") from None
     return [torch.cat(parts) for parts in zip(*found, strict=True)]
-
-
-def fit_router(kind: Kind, z: Tensor, owners: Tensor, residuals: ProjectionRouter) -> dict[str, Tensor]:
-    """The tensors of a router that is fitted on activations `z (n, d)` of the tasks `owners (n,)`."""
-    tasks = len(residuals.ranks)
-    if kind == "prototype":
-        return fit_prototypes(z, owners, tasks, residuals, SHARE_ALIKE if residuals.alike else SHARE)
-    if kind == "nearest":
-        return {"support": z, "owners": owners}
-    return {f"net.{name}": tensor for name, tensor in fit_mlp(z, owners, tasks).items()}

@@ -12,10 +12,11 @@ from transformers import StoppingCriteria, StoppingCriteriaList, TextIteratorStr
 
 from massmerge.errors import InputError
 from massmerge.model.answers import Generation, Routing
+from massmerge.model.core import Core
 from massmerge.model.inputs import Row
-from massmerge.model.load import Runtime
 from massmerge.model.prompts import NotFinite, Writing
 from massmerge.model.second_pass.segments import Segment, Segments, running
+from massmerge.model.second_pass.sets import Sets
 from massmerge.model.second_pass.updates import SetChanges
 
 
@@ -23,7 +24,8 @@ class Generator:
     """Generates with some options, the prompts of one selected set at a time.
 
     Args:
-        runtime: the bundle.
+        core: the base and what reads prompts.
+        sets: the sets that prompts are routed to.
         tasks: those that may be chosen.
         options: those of transformers' `generate`.
 
@@ -31,12 +33,12 @@ class Generator:
         InputError: the base generates nothing, a task is a classifier, or there is no such option.
     """
 
-    def __init__(self, runtime: Runtime, tasks: list[str], options: dict[str, Any]) -> None:
-        self._runtime, self._models = runtime, runtime.language_models
-        classifiers = [task for task in tasks if task in runtime.labels]
+    def __init__(self, core: Core, sets: Sets, tasks: list[str], options: dict[str, Any]) -> None:
+        self._core, self._sets, self._models = core, sets, sets.language_models
+        classifiers = [task for task in tasks if task in core.labels]
         if classifiers:  # such an expert was never trained to write
             raise InputError(f"{', '.join(classifiers)}: answers with labels, not with text. Use `predict`.")
-        self._writing = Writing(runtime.reader, runtime.base.config, self._models.defaults, options)
+        self._writing = Writing(core.reader, core.base.config, self._models.defaults, options)
 
     def read(self, prompt: Any) -> Row:
         """A prompt as tensors.
@@ -72,14 +74,14 @@ class Generator:
             criteria = StoppingCriteriaList([stop, *self._writing.objects.get("stopping_criteria", [])])
             self._generate(batch, changes, {"streamer": streamer, "stopping_criteria": criteria})
 
-        return TextStream(routing, self._runtime.reader.processor, write)
+        return TextStream(routing, self._core.reader.processor, write)
 
     def _batch(self, rows: list[Row]) -> dict[str, Tensor]:
         """Prompts as one batch, where the backbone is."""
-        return self._writing.prompts(self._runtime.batch(rows, left=not self._writing.encodes))
+        return self._writing.prompts(self._core.batch(rows, left=not self._writing.encodes))
 
     def _generate(self, batch: dict[str, Tensor], changes: SetChanges, more: dict[str, Any]) -> list[list[int]]:
-        self._runtime.cache.use([changes])
+        self._sets.cache.use([changes])
         model = self._models.of(changes)
         count = batch["input_ids"].shape[0]
         with running(Segments((Segment(changes, 0, count),), count)):

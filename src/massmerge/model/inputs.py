@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +254,39 @@ def _padded(values: Tensor, length: int, fill: int, *, left: bool) -> Tensor:
     return torch.nn.functional.pad(values, (room, 0) if left else (0, room), value=fill)
 
 
-def attempt(read: Callable[[Any], Row], item: Any, on_error: str) -> Row | InputError:
+def several(inputs: Any) -> Iterable[Any]:
+    """One input as a list of one; a pair of strings given alone is two inputs, not a pair."""
+    if isinstance(
+        inputs, Mapping
+    ):  # ready tensors; a tokenizer or image processor gives those of several inputs together
+        tensors = {name: torch.as_tensor(value) for name, value in inputs.items()}
+        several = {"input_ids": 2, "pixel_values": 4}
+        if any(tensor.ndim == several.get(name) for name, tensor in tensors.items()):
+            if len({len(tensor) for tensor in tensors.values()}) > 1:
+                shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+                raise InputError(f"tensors of different numbers of inputs: {shapes}. All must have as many rows.")
+            return [dict(zip(tensors, row, strict=True)) for row in zip(*tensors.values(), strict=True)]
+        return [inputs]
+    if isinstance(inputs, Tensor | np.ndarray):
+        return [inputs] if inputs.ndim in (0, 2, 3) else list(inputs)
+    single = isinstance(inputs, str | bytes | Path | Image.Image) or not isinstance(inputs, Iterable)
+    return [inputs] if single else inputs
+
+
+def read_batches(
+    inputs: Iterable[Any], size: int, read: Callable[[Any], Row], on_error: str = "raise"
+) -> Iterator[list[Row | InputError]]:
+    """Inputs as rows of tensors, so many at a time; with `row`, the error itself where one cannot be read."""
+    if on_error not in ("raise", "row"):
+        raise InputError(f"on_error is 'raise' or 'row', not {on_error!r}.")
+    if size < 1:
+        raise InputError("batch_size must be at least 1.")
+    items = iter(inputs)
+    while chunk := list(islice(items, size)):
+        yield [_attempt(read, item, on_error) for item in chunk]
+
+
+def _attempt(read: Callable[[Any], Row], item: Any, on_error: str) -> Row | InputError:
     """An input as tensors; with `row`, the error where it cannot be read."""
     try:
         if isinstance(item, Exception):

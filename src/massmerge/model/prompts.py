@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from functools import partial
-from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +12,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from massmerge.errors import InputError, MassError
 from massmerge.model.answers import Generation
-from massmerge.model.inputs import InputReader, Row, attempt, positions
+from massmerge.model.inputs import InputReader, Row, positions
 
 NEW_TOKENS = 64
 _OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")  # options that are no plain values
@@ -142,29 +140,13 @@ class Writing:
             return [None] * len(tokens)
         return list(self.reader.processor.batch_decode(tokens, skip_special_tokens=True))
 
-    def stream(
-        self,
-        prompts: Iterable[Any],
-        size: int,
-        generate: Callable[[dict[str, Tensor]], list[list[int]]],
-        on_error: Literal["raise", "row"] = "raise",
-    ) -> Iterator[Generation]:
+    def texts(self, rows: list[Row], generate: Callable[[dict[str, Tensor]], list[list[int]]]) -> list[Generation]:
         """A text for each prompt, which names no task.
 
         Args:
-            prompts: what to answer.
-            size: how many run at once.
+            rows: the prompts as tensors.
             generate: new tokens for a batch.
-            on_error: whether a prompt that cannot be read stops everything or has its error in its row.
         """
-        if size < 1:
-            raise InputError("batch_size must be at least 1.")
-        items = iter(prompts)
-        while chunk := list(islice(items, size)):
-            rows = [attempt(self.read, item, on_error) for item in chunk]
-            good = [row for row in rows if not isinstance(row, InputError)]
-            tokens = generate(self.batch(good)) if good else []
-            firsts = tokens[:: len(tokens) // len(good)] if good else []
-            answers = map(partial(Generation, None), self.decode(firsts), firsts)
-            for row in rows:
-                yield Generation(None, error=str(row)) if isinstance(row, InputError) else next(answers)
+        tokens = generate(self.batch(rows))
+        firsts = tokens[:: len(tokens) // len(rows)]
+        return [Generation(None, text, own) for text, own in zip(self.decode(firsts), firsts, strict=True)]

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
+from massmerge.routing.projection import ProjectionRouter
+from massmerge.routing.router import Router
+
 _HIDDEN, _DROPOUT = 1024, 0.5  # the paper's
 
 
@@ -38,8 +41,18 @@ def fit_mlp(activations: Tensor, owners: Tensor, tasks: int, *, steps: int = 300
     return tensors
 
 
-class MlpRouter:
+class MlpRouter(Router):
     """Scores of one voter: the negative logits of the trained network; less is better."""
+
+    @classmethod
+    def fit(cls, z: Tensor, owners: Tensor, subspaces: ProjectionRouter) -> dict[str, Tensor]:
+        """The network's tensors."""
+        return {f"net.{name}": tensor for name, tensor in fit_mlp(z, owners, len(subspaces.ranks)).items()}
+
+    @classmethod
+    def load(cls, tensors: dict[str, Tensor], subspaces: ProjectionRouter) -> MlpRouter:
+        """The network."""
+        return cls({n.removeprefix("net."): t for n, t in tensors.items() if n.startswith("net.")})
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self._network = _network(tensors["0.weight"].shape[1], tensors["3.weight"].shape[0])

@@ -6,8 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from massmerge.routing.projection import ProjectionRouter
+from massmerge.routing.router import Router
 
-class NearestRouter:
+
+class NearestRouter(Router):
     """Scores of one voter: the cosine distance to the nearest support activation of each task; less is better.
 
     Args:
@@ -15,6 +18,16 @@ class NearestRouter:
         owners: task of each (n,).
         tasks: number of tasks, each with at least one activation.
     """
+
+    @classmethod
+    def fit(cls, z: Tensor, owners: Tensor, subspaces: ProjectionRouter) -> dict[str, Tensor]:
+        """All activations."""
+        return {"support": z, "owners": owners}
+
+    @classmethod
+    def load(cls, tensors: dict[str, Tensor], subspaces: ProjectionRouter) -> NearestRouter:
+        """The router of these activations."""
+        return cls(tensors["support"], tensors["owners"], len(subspaces.ranks))
 
     def __init__(self, support: Tensor, owners: Tensor, tasks: int) -> None:
         self._support = [normalize(support[owners == t], dim=1) for t in range(tasks)]

@@ -7,11 +7,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from massmerge.routing.router import Router
+
 _CLOSE = 1e-3
 Score = Literal["residual", "l1", "mahalanobis", "energy"]
 
 
-class ProjectionRouter:
+class ProjectionRouter(Router):
     """Scores of one voter.
 
     Args:
@@ -20,6 +22,13 @@ class ProjectionRouter:
             metric of all bases together; `energy` the captured length, negative so that less is better as with the others.
         alike: whether these bases are what is left of subspaces that were alike, and so tell less than others.
     """
+
+    needs_fit, each_token, second_look = False, True, True
+
+    @classmethod
+    def load(cls, tensors: dict[str, Tensor], subspaces: ProjectionRouter) -> ProjectionRouter:
+        """The subspaces themselves."""
+        return subspaces
 
     def __init__(self, bases: list[Tensor], score: Score = "residual", *, alike: bool = False) -> None:
         self.score, self.alike = score, alike

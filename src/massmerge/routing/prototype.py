@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from massmerge.routing.projection import ProjectionRouter
+from massmerge.routing.router import Router
+
 _SHRINKAGE = 0.8  # a dozen inputs a task tell little about a covariance: most of it is taken as equal in all directions
 # What the distance counts against the residual; anything from a half to one does as well, and from one and a half to three
 # where subspaces are alike. Chosen on validation rows of text tasks, full fine-tunes and adapters.
@@ -53,7 +56,7 @@ def fit_prototypes(
     return {**fitted, "scales": torch.tensor([counts * _scale(scores(units.float())) for scores, counts in parts])}
 
 
-class PrototypeRouter:
+class PrototypeRouter(Router):
     """Scores of one voter: the distance to each task's prototype, together with the residual; less is better.
 
     A dozen inputs know less of a full fine-tune's task than its subspace does, but something else: a subspace does not know
@@ -66,18 +69,31 @@ class PrototypeRouter:
         residuals: gives those of activations (n, d) for each task.
     """
 
+    second_look = True
+
+    @classmethod
+    def fit(cls, z: Tensor, owners: Tensor, subspaces: ProjectionRouter) -> dict[str, Tensor]:
+        """Prototypes, and scales that count them together with the residuals."""
+        share = SHARE_ALIKE if subspaces.alike else SHARE
+        return fit_prototypes(z, owners, len(subspaces.ranks), subspaces, share)
+
+    @classmethod
+    def load(cls, tensors: dict[str, Tensor], subspaces: ProjectionRouter) -> PrototypeRouter:
+        """The router of these prototypes."""
+        return cls(tensors["weight"], tensors["offset"], tensors.get("scales"), subspaces)
+
     def __init__(
         self, weight: Tensor, offset: Tensor, scales: Tensor | None = None, residuals: Residuals | None = None
     ) -> None:
-        self._weight, self._offset, self._scales, self.residuals = weight, offset, scales, residuals
+        self._weight, self._offset, self._scales, self._residuals = weight, offset, scales, residuals
 
     def __call__(self, z: Tensor) -> Tensor:
         """Scores (batch, T) of activations (batch, d), up to what is the same for all tasks."""
         units = normalize(z, dim=1)
         distances = self._offset - units @ self._weight.mT
-        if self._scales is None or self.residuals is None:
+        if self._scales is None or self._residuals is None:
             return distances
-        return self._scales[0] * self.residuals(units) + self._scales[1] * distances
+        return self._scales[0] * self._residuals(units) + self._scales[1] * distances
 
 
 def _scale(scores: Tensor) -> float:

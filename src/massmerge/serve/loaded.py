@@ -19,7 +19,8 @@ from massmerge.bundle.inspect import Inspection, inspect_bundle
 from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
 from massmerge.io.rows import NamedInput, read_inputs
-from massmerge.model.model import Model, load
+from massmerge.model.load import load
+from massmerge.model.model import Model
 from massmerge.serve.settings import Settings
 
 _MOST_EXAMPLES = 24

@@ -28,7 +28,8 @@ from massmerge.merging.prepare import make_plan
 from massmerge.merging.run import merge
 from massmerge.model.answers import Prediction
 from massmerge.model.explain import explain
-from massmerge.model.model import Model, load
+from massmerge.model.load import load
+from massmerge.model.model import Model
 
 _BAR = 24
 _SHOWN_TASKS = 3

@@ -32,19 +32,19 @@ def write_checkpoint(opened: OpenBundle, positions: tuple[int, ...], folder: Pat
     copy_processor(opened, folder)
     head = "inside" if around else write_head_beside(opened, tasks, folder)
     write_labels(opened, tasks, folder)
-    inputs = random_inputs(opened.runtime.base)
+    inputs = random_inputs(opened.model.core.base)
     logits = around is not None
     wanted = bundle_output(opened, changes, tasks, inputs, logits=logits)
     loaded = pretrained_model(type(model), folder)
     if getattr(model, "pooler", 0) is None:
         loaded.pooler = None  # neither the base nor the task has one
-    difference = relative_difference(model_output(loaded, opened.runtime.base, inputs, logits=logits), wanted)
+    difference = relative_difference(model_output(loaded, opened.model.core.base, inputs, logits=logits), wanted)
     return Part(", ".join(tasks), ".", difference, head=head)
 
 
 def task_names(opened: OpenBundle, positions: tuple[int, ...]) -> list[str]:
     """The names of a set's tasks."""
-    return [opened.runtime.tasks[i] for i in positions]
+    return [opened.model.tasks[i] for i in positions]
 
 
 def write_head_beside(opened: OpenBundle, tasks: list[str], folder: Path) -> str:

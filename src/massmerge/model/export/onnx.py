@@ -56,7 +56,7 @@ def write_onnx(opened: OpenBundle, positions: tuple[int, ...], folder: Path) -> 
         MassError: the exporter cannot do this architecture.
     """
     runtime = _onnxruntime()
-    base = opened.runtime.base
+    base = opened.model.core.base
     if getattr(base.config, "is_encoder_decoder", False):
         raise InputError(
             f"{opened.bundle.path}: an encoder-decoder answers by generating, which one ONNX file cannot. Use --to hf."

@@ -48,7 +48,7 @@ def write_adapter(opened: OpenBundle, position: int, folder: Path, adapters: Ada
         InputError: peft is not installed, or the task changes nothing that LoRA holds.
     """
     peft = _peft()
-    task = opened.runtime.tasks[position]
+    task = opened.model.tasks[position]
     changes = opened.changes((position,))
     around = opened.around([task])
     own_head = list(around.tensors) if around else []
@@ -76,7 +76,7 @@ def _difference(
     peft: Any, opened: OpenBundle, model: PreTrainedModel, changes: SetChanges, folder: Path, *, logits: bool
 ) -> float:
     """How far what PEFT makes of the adapter, in the folder of its task's name, is from the bundle."""
-    base = opened.runtime.base
+    base = opened.model.core.base
     inputs = random_inputs(base)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT warns of tied weights, which the comparison is about
@@ -111,7 +111,7 @@ class _State:
 
 def _state(opened: OpenBundle, model: PreTrainedModel, changes: SetChanges) -> tuple[_State, list[str]]:
     """The task's tensors, and the names of those that the task's model does not have."""
-    base, skeleton = opened.runtime.base, Skeleton(model)
+    base, skeleton = opened.model.core.base, Skeleton(model)
     state = _State(backbone_prefix(model, base))
     state.values = dict(model.state_dict())
     values = changed_state(base, changes)
@@ -238,8 +238,8 @@ def _shares(opened: OpenBundle, changes: SetChanges, left_out: list[str]) -> dic
     """Of tensors that were left out, the share of the square of all changes that theirs are."""
     if not left_out:
         return {}
-    base = dict(opened.runtime.base.state_dict())
-    state = changed_state(opened.runtime.base, changes)
+    base = dict(opened.model.core.base.state_dict())
+    state = changed_state(opened.model.core.base, changes)
     squares = {name: float((state[name] - base[name]).double().square().sum()) for name in base
                if base[name].is_floating_point()}  # fmt: skip
     total = sum(squares.values()) or 1.0

@@ -55,7 +55,7 @@ def export_bundle(
     opened = OpenBundle.open(bundle)
     positions = opened.positions(tasks)
     if form != "peft" and tasks is None and len(positions) > 1:
-        known = ", ".join(opened.runtime.tasks)
+        known = ", ".join(opened.model.tasks)
         raise InputError(f"--to {form} writes one set: name its tasks by --tasks. There are {known}.")
     work = WorkFolder(place, "export")
 
@@ -87,7 +87,7 @@ def _adapters(
 ) -> Iterator[Part]:
     """An adapter of each task, in a folder of its name."""
     for position in positions:
-        name = opened.runtime.tasks[position]
+        name = opened.model.tasks[position]
         progress(name)
         yield write_adapter(opened, position, folder / name, adapters)
 

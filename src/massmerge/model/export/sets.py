@@ -19,9 +19,10 @@ from massmerge.checkpoints.pretrained import pretrained_config
 from massmerge.checkpoints.skeleton import Skeleton, build, untie_output
 from massmerge.errors import InputError
 from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
-from massmerge.model.heads.classify import LinearHead, ShellHead
+from massmerge.model.heads.classify import LinearHead, ShellHead, with_decoder_start
 from massmerge.model.heads.language import LanguageShell
-from massmerge.model.load import Runtime, load_runtime, with_decoder_start
+from massmerge.model.load import load
+from massmerge.model.model import Model
 from massmerge.model.second_pass.install import dense_value
 from massmerge.model.second_pass.segments import Segment, Segments, running
 from massmerge.model.second_pass.updates import SetChanges
@@ -45,12 +46,12 @@ class OpenBundle:
     """A bundle with what runs it."""
 
     bundle: Bundle
-    runtime: Runtime
+    model: Model
 
     @classmethod
     def open(cls, path: str | Path) -> OpenBundle:
         """Load a bundle; every checksum is compared first."""
-        return cls(Bundle(path, check=True), load_runtime(Path(path), device="cpu", check=False))
+        return cls(Bundle(path, check=True), load(path, device="cpu", check=False))
 
     def positions(self, tasks: Sequence[str] | None) -> tuple[int, ...]:
         """Positions of the named tasks, all if none are named.
@@ -58,13 +59,10 @@ class OpenBundle:
         Raises:
             InputError: a task that the bundle lacks, or no task.
         """
-        known = self.runtime.tasks
-        wanted = known if tasks is None else list(tasks)
-        unknown = [name for name in wanted if name not in known]
-        if unknown or not wanted:
-            wrong = f"no task {', '.join(map(repr, unknown))}" if unknown else "an empty list of tasks"
-            raise InputError(f"{self.bundle.path}: {wrong}. There are {', '.join(known)}.")
-        return tuple(i for i, name in enumerate(known) if name in wanted)
+        try:
+            return tuple(self.model.core.positions(tasks))
+        except InputError as error:
+            raise InputError(f"{self.bundle.path}: {error}") from None
 
     def changes(self, positions: tuple[int, ...]) -> SetChanges:
         """What a set changes.
@@ -72,26 +70,26 @@ class OpenBundle:
         Raises:
             InputError: the recipe weighs the tasks of a set by the router, so that each input has a merge of its own.
         """
-        if self.runtime.recipe.answer.merge == "weighted" and len(positions) > 1:
+        if self.model.sets.merge == "weighted" and len(positions) > 1:
             raise InputError(
                 f"{self.bundle.path}: its recipe says `answer: {{merge: weighted}}`, so a set of several tasks is merged "
                 "anew for each input. Export one task, or merge with `orthogonal` or `plain`."
             )
-        return self.runtime.changes(positions)
+        return self.model.sets.changes(positions)
 
     def around(self, tasks: Sequence[str]) -> Around | None:
         """The head of a set where that is a class of transformers: the classifier of one task, or a language model.
 
         Like all tensors without factors, the output layers of tasks that write are the mean over the set.
         """
-        base = self.runtime.base
-        if len(tasks) == 1 and isinstance(self.runtime.heads.get(tasks[0]), ShellHead):
+        base = self.model.core.base
+        if len(tasks) == 1 and isinstance(self.model.core.heads.get(tasks[0]), ShellHead):
             folder = self.head_folder(tasks[0])
             config = task_config(folder, base.config)
             header = read_header(folder / "model.safetensors")
             return Around(config, config.architectures[0], {n: read_tensor(i).float() for n, i in header.items()})
         name = language_class(base.config)
-        if name is None or any(task in self.runtime.labels for task in tasks):
+        if name is None or any(task in self.model.labels for task in tasks):
             return None
         shell = LanguageShell(base)
         found = shell.stored(self.bundle.path, tasks)
@@ -99,7 +97,7 @@ class OpenBundle:
 
     def linear(self, tasks: Sequence[str]) -> LinearHead | None:
         """The head of a set of one task where that is a linear layer."""
-        head = self.runtime.heads.get(tasks[0]) if len(tasks) == 1 else None
+        head = self.model.core.heads.get(tasks[0]) if len(tasks) == 1 else None
         return head if isinstance(head, LinearHead) else None
 
     def head_folder(self, task: str) -> Path:
@@ -115,7 +113,7 @@ def set_model(opened: OpenBundle, changes: SetChanges | None, around: Around | N
         changes: the set's; none for the base's own values.
         around: the set's head; none for the backbone alone.
     """
-    base = opened.runtime.base
+    base = opened.model.core.base
     state = dict(base.state_dict()) if changes is None else changed_state(base, changes)
     if around is None:
         model = shared_copy(base)
@@ -182,17 +180,16 @@ def bundle_output(
     opened: OpenBundle, changes: SetChanges, tasks: Sequence[str], inputs: dict[str, Tensor], *, logits: bool
 ) -> Tensor:
     """What the bundle's second pass gives: the logits of the set's head, or the last hidden state."""
-    runtime = opened.runtime
-    head = runtime.heads.get(tasks[0]) if logits else None
-    shell = head if isinstance(head, ShellHead) else None
-    call = shell.backbone_call(inputs, runtime.base) if shell else with_decoder_start(inputs, runtime.base)
+    core, sets = opened.model.core, opened.model.sets
+    head = core.heads.get(tasks[0]) if logits else None
+    call = core.call(inputs)
     count = next(iter(inputs.values())).shape[0]
     segments = Segments((Segment(changes, 0, count),), count)
     if logits and head is None:
         with running(segments):
-            written: Tensor = runtime.language_models.of(changes)(**call).logits
+            written: Tensor = sets.language_models.of(changes)(**call).logits
         return written.float()
-    output = runtime.second_pass(call, segments)
+    output = sets.second_pass(call, segments)
     return head(output, inputs) if head else last_state(output)
 
 
@@ -223,6 +220,6 @@ def relative_difference(found: Tensor, wanted: Tensor) -> float:
 
 def write_labels(opened: OpenBundle, tasks: Sequence[str], folder: Path) -> None:
     """The label names of a set of one task beside what was exported of it."""
-    labels = opened.runtime.labels.get(tasks[0]) if len(tasks) == 1 else None
+    labels = opened.model.labels.get(tasks[0]) if len(tasks) == 1 else None
     if labels is not None:
         (folder / LABELS).write_text(json.dumps(list(labels), ensure_ascii=False) + "\n", encoding="utf-8")

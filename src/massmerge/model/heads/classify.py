@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -158,6 +159,20 @@ def load_head(folder: Path, base: PreTrainedModel) -> Head | None:
     if (folder / "config.json").is_file() and (folder.parent / LABELS).is_file():
         return ShellHead(folder, base)
     return None
+
+
+def backbone_call(heads: Iterable[Head], inputs: dict[str, Tensor], base: PreTrainedModel) -> dict[str, Any]:
+    """The keyword arguments with which the models that heads were cut from would call their backbone."""
+    shell = next((head for head in heads if isinstance(head, ShellHead)), None)
+    return shell.backbone_call(inputs, base) if shell else with_decoder_start(inputs, base)
+
+
+def with_decoder_start(inputs: dict[str, Tensor], base: PreTrainedModel) -> dict[str, Tensor]:
+    """The inputs of a forward pass; the decoder of an encoder-decoder wants a prompt of its own, its first token."""
+    if not getattr(base.config, "is_encoder_decoder", False):
+        return inputs
+    start = getattr(base.config, "decoder_start_token_id", None) or 0
+    return {**inputs, "decoder_input_ids": torch.full_like(inputs["input_ids"][:, :1], start)}
 
 
 def features(output: Any, inputs: dict[str, Tensor], kind: Features = "auto") -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -11,12 +9,10 @@ import torch
 from torch import Tensor
 
 from massmerge.model.answers import Routing
-from massmerge.model.route.first_pass import FirstPass, Voter
+from massmerge.model.route.first_pass import Voter
 from massmerge.recipe import RouterOptions, Unknown
 from massmerge.routing import Activation, agreements, margins, select, vote, weigh
-from massmerge.routing.projection import ProjectionRouter
-
-Router = Callable[[Tensor], Tensor]
+from massmerge.routing.router import Router
 
 
 @dataclass(frozen=True)
@@ -38,101 +34,53 @@ class Choice:
     unknown: Unknown
 
 
-class CloserLook:
-    """Voters of all blocks, for inputs of which those of the first blocks are not sure.
-
-    Args:
-        first_pass: a pass up to the last of these voters.
-        make_routers: makes their routers, when an input needs them for the first time.
-        kin: which tasks look alike to the first blocks (T, T), which can then not be sure of either.
-        unsure: an input whose best task leads the next by less is looked at again.
-    """
-
-    def __init__(
-        self, first_pass: FirstPass, make_routers: Callable[[], list[Router]], kin: Tensor, unsure: float
-    ) -> None:
-        self.first_pass, self._make = first_pass, make_routers
-        self._kin, self._unsure = kin, unsure
-        self._routers: list[Router] | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def voters(self) -> list[Voter]:
-        """Who votes."""
-        return self.first_pass.voters
-
-    def needed(self, leads: Sequence[float | None], best: Sequence[int], allowed: Sequence[int]) -> list[int]:
-        """Positions of the inputs that the first blocks are not sure of.
-
-        Args:
-            leads: how far the best task of each is ahead; None where there is no other.
-            best: which task that is.
-            allowed: the tasks that it was chosen among.
-        """
-        mistaken = self._kin[:, list(allowed)].any(1).tolist()
-        return [
-            i
-            for i, (lead, task) in enumerate(zip(leads, best, strict=True))
-            if lead is not None and (lead < self._unsure or mistaken[task])
-        ]
-
-    @property
-    def routers(self) -> list[Router]:
-        """The router of each voter."""
-        with self._lock:
-            if self._routers is None:
-                self._routers = self._make()
-            return self._routers
-
-
 @dataclass(frozen=True)
 class Votes:
     """What voters say of some inputs, before anything is decided.
 
     Attributes:
+        voters: who says it.
         scores: of each voter, residuals (inputs, T); less is better.
         lifts: how many times as much of each activation a task holds as chance (inputs, T), the mean over voters; none where
             a router cannot tell.
     """
 
+    voters: list[Voter]
     scores: list[Tensor]
     lifts: Tensor | None = None
 
     def of(self, inputs: Tensor) -> Votes:
         """The votes on some of the inputs."""
-        return Votes([s[inputs] for s in self.scores], None if self.lifts is None else self.lifts[inputs])
+        lifts = None if self.lifts is None else self.lifts[inputs]
+        return Votes(self.voters, [scores[inputs] for scores in self.scores], lifts)
 
 
 @torch.inference_mode()
-def cast_votes(activations: list[Activation], routers: list[Router]) -> Votes:
+def cast_votes(voters: list[Voter], activations: list[Activation], routers: list[Router]) -> Votes:
     """What voters say of inputs.
 
     Args:
+        voters: who they are.
         activations: what each voter sees.
         routers: for each voter what turns activations into scores.
     """
-    # Only projection looks at tokens one by one; the fitted routers know one activation of each input.
-    seen = [
-        a if isinstance(r, ProjectionRouter) else Activation(a.pooled())
-        for r, a in zip(routers, activations, strict=True)
-    ]
+    seen = [a if r.each_token else Activation(a.pooled()) for r, a in zip(routers, activations, strict=True)]
     everything = _scores(routers, seen)
     scores = [a.averaged(s) for a, s in zip(seen, everything, strict=True)]
     lifts = [
-        a.averaged(r.lift(a.vectors, s))
+        a.averaged(lift)
         for r, a, s in zip(routers, seen, everything, strict=True)
-        if isinstance(r, ProjectionRouter)
+        if (lift := r.lift(a.vectors, s)) is not None
     ]
-    return Votes(scores, torch.stack(lifts).mean(0) if len(lifts) == len(routers) else None)
+    return Votes(voters, scores, torch.stack(lifts).mean(0) if len(lifts) == len(routers) else None)
 
 
 @torch.inference_mode()
-def count_votes(votes: Votes, voters: list[Voter], choice: Choice, *, shared: bool = False) -> list[Routing]:
+def count_votes(votes: Votes, choice: Choice, *, shared: bool = False) -> list[Routing]:
     """The routing of each input, or one for all of them.
 
     Args:
-        votes: of these voters.
-        voters: who they are.
+        votes: what was said of the inputs.
         choice: what is decided among.
         shared: make one decision, by the mean of the inputs' scores.
     """
@@ -144,35 +92,7 @@ def count_votes(votes: Votes, voters: list[Voter], choice: Choice, *, shared: bo
     weights = weigh(residuals, standardized=options.standardize, temperature=options.temperature)
     chosen = select(weights, options.threshold, choice.top_k)
     lifts = None if votes.lifts is None else _best_lifts(votes.lifts, [choice.allowed[c[0]] for c in chosen])
-    return _routings(residuals, weights, chosen, scores, lifts, voters, choice)
-
-
-def decide(
-    first: Votes,
-    voters: list[Voter],
-    closer: CloserLook | None,
-    look: Callable[[list[int]], Votes],
-    choice: Choice,
-    *,
-    shared: bool = False,
-) -> list[Routing]:
-    """Routings by the first look, and by the closer one where that is not sure.
-
-    Args:
-        first: what the voters of the first look say.
-        voters: who they are.
-        closer: those of the closer look, if there is one.
-        look: gives what they say of the inputs at some positions, or of all inputs where the decision is shared.
-        choice: what is decided among.
-        shared: make one decision for all inputs.
-    """
-    routings = count_votes(first, voters, choice, shared=shared)
-    best = [choice.tasks.index(min(r.residuals, key=r.residuals.__getitem__)) for r in routings]
-    unsure = closer.needed([r.margin for r in routings], best, choice.allowed) if closer else []
-    if closer is not None and unsure:
-        for i, routing in zip(unsure, count_votes(look(unsure), closer.voters, choice, shared=shared), strict=True):
-            routings[i] = routing
-    return routings
+    return _routings(residuals, weights, chosen, scores, lifts, votes.voters, choice)
 
 
 def _scores(routers: list[Router], seen: list[Activation]) -> list[Tensor]:

@@ -11,14 +11,12 @@ from massmerge.bundle.layout import ROUTER
 from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
 from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
-from massmerge.model.route.decide import Router
 from massmerge.model.route.first_pass import Voter
 from massmerge.recipe import Recipe
 from massmerge.routing import Site, choose_sites
-from massmerge.routing.mlp import MlpRouter
-from massmerge.routing.nearest import NearestRouter
 from massmerge.routing.projection import ProjectionRouter, Score, site_basis
-from massmerge.routing.prototype import PrototypeRouter
+from massmerge.routing.router import Router
+from massmerge.routing.routers import find_router
 from massmerge.routing.separation import without_common
 
 
@@ -39,25 +37,23 @@ def choose_voters(
     return [Voter(site, t) for site in chosen for t in (("cls", "mean") if token == "both" else (token,))]
 
 
-def make_routers(bundle: Bundle, kind: str, voters: list[Voter], tensors: TaskTensors) -> list[Router]:
-    """The router of each voter: from the tasks' subspaces, or as `mass calibrate` fitted it."""
-    if kind == "projection":
-        return list(_projections(voters, tensors, bundle.recipe.router.score))
-    if kind not in ("nearest", "prototype", "mlp"):
-        raise InputError(f"no router {kind!r}. There are projection, nearest, prototype and mlp.")
+def make_routers(bundle: Bundle, kind: str, voters: list[Voter], subspaces: list[ProjectionRouter]) -> list[Router]:
+    """The router of each voter: from the tasks' subspaces there, or as `mass calibrate` fitted it."""
+    router = find_router(kind)
     if missing := not_fitted(bundle, kind, voters):
         raise InputError(
             f"{bundle.path}: the router {kind} has not been fitted for {', '.join(missing)}. "
             f"`mass calibrate {bundle.path} --inputs …` fits it."
         )
     fitted = {name: read_tensor(info) for name, info in _fitted(bundle).items() if name.startswith(f"{kind}.")}
-    residuals = _projections(voters, tensors, bundle.recipe.router.score)
-    return [fitted_router(kind, {n.removeprefix(f"{kind}.{v.name}."): t for n, t in fitted.items()}, own)
-            for v, own in zip(voters, residuals, strict=True)]  # fmt: skip
+    return [router.load({n.removeprefix(f"{kind}.{v.name}."): t for n, t in fitted.items()}, own)
+            for v, own in zip(voters, subspaces, strict=True)]  # fmt: skip
 
 
 def not_fitted(bundle: Bundle, kind: str, voters: list[Voter]) -> list[str]:
     """Names of the voters that `mass calibrate` has fitted no router of this kind for."""
+    if not find_router(kind).needs_fit:
+        return []
     names = _fitted(bundle)
     return [v.name for v in voters if not any(name.startswith(f"{kind}.{v.name}.") for name in names)]
 
@@ -67,8 +63,8 @@ def _fitted(bundle: Bundle) -> dict[str, TensorInfo]:
     return read_header(bundle.file(ROUTER)) if ROUTER in bundle.manifest["files"] else {}
 
 
-def _projections(voters: list[Voter], tensors: TaskTensors, score: Score) -> list[ProjectionRouter]:
-    """The router that needs no data for each voter; tokens of one site share it."""
+def subspaces_of(voters: list[Voter], tensors: TaskTensors, score: Score) -> list[ProjectionRouter]:
+    """The tasks' subspaces for each voter, which are the router that needs no data; tokens of one site share it."""
     sites = {voter.site.name: voter.site for voter in voters}
     made = {name: site_router(tensors, site, score) for name, site in sites.items()}
     return [made[voter.site.name] for voter in voters]
@@ -79,15 +75,6 @@ def site_router(tensors: TaskTensors, site: Site, score: Score = "residual") -> 
     bases = [_basis(tensors, t, site) for t in range(len(tensors.names))]
     own = without_common(bases)
     return ProjectionRouter(own, score, alike=own is not bases)
-
-
-def fitted_router(kind: str, tensors: dict[str, Tensor], residuals: ProjectionRouter) -> Router:
-    """A router from the tensors that were fitted for one voter, and from the tasks' subspaces there."""
-    if kind == "prototype":
-        return PrototypeRouter(tensors["weight"], tensors["offset"], tensors.get("scales"), residuals)
-    if kind == "nearest":
-        return NearestRouter(tensors["support"], tensors["owners"], len(residuals.ranks))
-    return MlpRouter({n.removeprefix("net."): t for n, t in tensors.items() if n.startswith("net.")})
 
 
 def _basis(tensors: TaskTensors, task: int, site: Site) -> Tensor:

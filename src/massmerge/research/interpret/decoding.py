@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from massmerge.errors import InputError
-from massmerge.model.load import Runtime, load_runtime
+from massmerge.model.load import load
+from massmerge.model.model import Model
 from massmerge.research.interpret.spaces import ClipSpace, StreamSpace, TextSpace
 from massmerge.research.interpret.textspan import text_span
 from massmerge.routing import Site, choose_sites
@@ -89,14 +90,12 @@ def interpret(
             f"{named}: has {len(bank)} texts, {top} are to be picked. Give a larger bank, or pick fewer "
             "(`top=`, `--top`)."
         )
-    runtime = load_runtime(Path(bundle), check=True)
-    names = runtime.tasks if tasks is None else list(tasks)
-    unknown = [name for name in names if name not in runtime.tasks]
-    if unknown:
-        raise InputError(f"no task {', '.join(map(repr, unknown))}. There are {', '.join(runtime.tasks)}.")
-    chosen = choose_sites(runtime.sites, list(sites)) if sites else [_late_site(runtime, names)]
-    vectors = {(name, site.name): _vectors(runtime, name, site) for name in names for site in chosen}
-    space: TextSpace = ClipSpace(runtime, clip) if runtime.reader.image else StreamSpace(runtime)
+    model = load(bundle, check=True)
+    model.core.positions(tasks)
+    names = model.tasks if tasks is None else list(tasks)
+    chosen = choose_sites(model.sites, list(sites)) if sites else [_late_site(model, names)]
+    vectors = {(name, site.name): _vectors(model, name, site) for name in names for site in chosen}
+    space: TextSpace = ClipSpace(model, clip) if model.takes_images else StreamSpace(model)
     placed = space.place(bank, chosen, progress)
     return [
         Interpretation(name, site, _decode(space.project(rows), placed[site], bank, top))
@@ -104,23 +103,23 @@ def interpret(
     ]
 
 
-def _late_site(runtime: Runtime, tasks: list[str]) -> Site:
+def _late_site(model: Model, tasks: list[str]) -> Site:
     """The MLP input nearest to the paper's depth that every task changes; another site where there is none."""
-    positions = [runtime.tasks.index(task) for task in tasks]
+    positions = [model.tasks.index(task) for task in tasks]
     changed = [
         site
-        for site in runtime.sites
-        if all(any(runtime.tensors.changes(i, name) for name in site.tensors) for i in positions)
+        for site in model.sites
+        if all(any(model.sets.tensors.changes(i, name) for name in site.tensors) for i in positions)
     ]
-    sites = changed or runtime.sites
+    sites = changed or model.sites
     candidates = [site for site in sites if site.name.startswith("M") and site.name[1:].isdigit()] or sites
     return min(candidates, key=lambda site: abs(site.depth - _DEPTH))
 
 
-def _vectors(runtime: Runtime, task: str, site: Site) -> Tensor:
+def _vectors(model: Model, task: str, site: Site) -> Tensor:
     """`diag(s) V` (k, width) of a task's deltas at a site, stacked and factored together where several layers read it."""
-    index = runtime.tasks.index(task)
-    found = [f for name in site.tensors if (f := runtime.tensors.factors(index, name)) is not None]
+    index = model.tasks.index(task)
+    found = [f for name in site.tensors if (f := model.sets.tensors.factors(index, name)) is not None]
     if not found:
         raise InputError(f"task {task}: changes nothing at {site.name}. Choose another site.")
     rows = torch.cat([f.s[:, None] * f.v for f in found]).cpu().float()

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from massmerge.bundle.layout import PROCESSOR
+from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints import find_source, open_base
 from massmerge.errors import InputError
 from massmerge.merging.heads.text import TextTower
-from massmerge.model.load import Runtime
+from massmerge.model.model import Model
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.routing import Site
 
@@ -40,19 +40,19 @@ class StreamSpace:
     Activations share one large direction that tells no text from another; it is taken out by subtracting their mean.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, model: Model) -> None:
+        self._model = model
 
     @torch.inference_mode()
     def place(self, texts: list[str], sites: list[Site], progress: Callable[[str], None]) -> dict[str, Tensor]:
         """The texts' activations at the sites, from one pass."""
-        runtime = self._runtime
-        first_pass = FirstPass(runtime.base, [Voter(site, "mean") for site in sites])
-        rows = [runtime.reader.row(text) for text in texts]
+        core = self._model.core
+        first_pass = FirstPass(core.base, [Voter(site, "mean") for site in sites])
+        rows = [core.reader.row(text) for text in texts]
         order = sorted(range(len(rows)), key=lambda i: rows[i]["input_ids"].shape[0])  # little padding
         found: list[list[Tensor]] = []
         for start in range(0, len(order), _BATCH):
-            batch = runtime.batch([rows[i] for i in order[start : start + _BATCH]])
+            batch = core.batch([rows[i] for i in order[start : start + _BATCH]])
             found.append([seen.pooled() for seen in first_pass(batch)])
             progress("texts")
         back = torch.argsort(torch.tensor(order))
@@ -68,21 +68,22 @@ class ClipSpace:
     """The joint space of a CLIP model: texts through its text tower, vectors through its visual projection.
 
     Args:
-        runtime: a bundle of CLIP vision towers.
+        model: a bundle of CLIP vision towers.
         source: the whole CLIP model; where the bundle's base came from by default.
 
     Raises:
         InputError: it is no CLIP with a visual projection, or another one than the towers are of.
     """
 
-    def __init__(self, runtime: Runtime, source: str | None) -> None:
-        tower = runtime.base.config
+    def __init__(self, model: Model, source: str | None) -> None:
+        bundle = Bundle(model.sets.bundle, check=False)
+        tower = model.core.base.config
         if tower.model_type.startswith("siglip"):
             raise InputError(
-                f"a {type(runtime.base).__name__} cannot be decoded: between its blocks and its texts lies no visual "
+                f"a {type(model.core.base).__name__} cannot be decoded: between its blocks and its texts lies no visual "
                 "projection but attention, which no vector goes through by itself. CLIP's towers can be, and text models."
             )
-        said = source or runtime.recipe.base
+        said = source or bundle.recipe.base
         try:
             found = find_source(said, Path(), download=True)
             base = open_base(found)
@@ -96,14 +97,13 @@ class ClipSpace:
         if _PROJECTION not in base.readings or not same:
             raise InputError(
                 f"{said}: a {base.skeleton.class_name} without a visual projection from the {tower.hidden_size} features of "
-                f"this bundle's {type(runtime.base).__name__}. Name the CLIP model whose vision tower the base is (`clip=`, "
-                "`--clip`)."
+                f"this bundle's {type(model.core.base).__name__}. Name the CLIP model whose vision tower the base is "
+                "(`clip=`, `--clip`)."
             )
         self._projection = base.read(_PROJECTION).float()
-        named = runtime.recipe.processor is not None  # a state dict has no tokenizer by itself
-        self._tower = TextTower(
-            base, find_source(str(runtime.path / PROCESSOR), Path(), download=False) if named else found
-        )
+        named = bundle.recipe.processor is not None  # a state dict has no tokenizer by itself
+        own = find_source(str(bundle.processor_folder), Path(), download=False) if named else found
+        self._tower = TextTower(base, own)
 
     def place(self, texts: list[str], sites: list[Site], progress: Callable[[str], None]) -> dict[str, Tensor]:
         """The texts' embeddings, the same for every site."""

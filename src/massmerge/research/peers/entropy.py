@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from massmerge.model.answering import Answering
+from massmerge.model.core import Core
 from massmerge.model.inputs import Row
 from massmerge.recipe import ProblemType
 from massmerge.research.peers.peer import Inputs
@@ -23,7 +23,7 @@ def entropy(logits: Tensor, problem: ProblemType = "single_label_classification"
 
 
 def minimise_entropy(
-    parts: Answering,
+    core: Core,
     tree: nn.Module,
     parameters: list[nn.Parameter],
     inputs: Inputs,
@@ -36,7 +36,7 @@ def minimise_entropy(
     """Adapt parameters, in place, by Adam; each step is on one batch of every task, through the task's own head.
 
     Args:
-        parts: reader and heads.
+        core: reader and heads.
         tree: the backbone that the parameters are in.
         parameters: what is adapted.
         inputs: unlabelled inputs of each task; they are drawn with replacement.
@@ -45,28 +45,28 @@ def minimise_entropy(
         rate: of learning.
         seed: of the draw.
     """
-    rows = {task: [parts.reader.row(item) for item in inputs[task]] for task in parts.tasks}
+    rows = {task: [core.reader.row(item) for item in inputs[task]] for task in core.tasks}
     draws = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(parameters, lr=rate)
     for _ in steps:
         optimizer.zero_grad()
         for task, own in rows.items():
             chosen = torch.randint(len(own), (batch_size,), generator=draws).tolist()
-            logits = _logits(parts, tree, task, [own[i] for i in chosen])
-            problem = parts.problems.get(task, "single_label_classification")  # words are classes too
+            logits = _logits(core, tree, task, [own[i] for i in chosen])
+            problem = core.problems.get(task, "single_label_classification")  # words are classes too
             if problem != "regression":  # there is nothing to be unsure of a number
                 entropy(logits, problem).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 
-def _logits(parts: Answering, tree: nn.Module, task: str, rows: list[Row]) -> Tensor:
+def _logits(core: Core, tree: nn.Module, task: str, rows: list[Row]) -> Tensor:
     """Logits of one task's head, or over the first word that is written; gradients are kept.
 
     All inputs have the mean of their gates.
     """
-    decoder = parts.writes and not getattr(parts.base.config, "is_encoder_decoder", False)
-    batch = parts.reader.batch(rows, left=decoder)  # a decoder's word follows the last token
-    call = parts.call(batch)
+    decoder = core.writes and not getattr(core.base.config, "is_encoder_decoder", False)
+    batch = core.reader.batch(rows, left=decoder)  # a decoder's word follows the last token
+    call = core.call(batch)
     with torch.enable_grad(), running(Pass(len(rows), batch.get("attention_mask"), shared=True)):
         output = tree(**call)
-        return output.logits[:, -1] if parts.writes else parts.heads[task].logits(output, batch)
+        return output.logits[:, -1] if core.writes else core.heads[task].logits(output, batch)

@@ -16,12 +16,12 @@ from massmerge.errors import InputError
 from massmerge.evaluation.from_recipe import open_answering
 from massmerge.io.tensor_file import write_tensors
 from massmerge.merging.prepare import Prepared
-from massmerge.model.answering import Answerer
 from massmerge.model.answers import Prediction, Routing
+from massmerge.model.inputs import several
 from massmerge.model.prompts import Writing
-from massmerge.model.routed import several
 from massmerge.model.speed.parallel import parts_of, run_parts
 from massmerge.model.trees import join_rows, shared_copy, take_rows
+from massmerge.model.unrouted import Answerer
 from massmerge.research.peers.task_deltas import TaskDeltas
 from massmerge.research.peers.votes import Pass, running, shares
 
@@ -49,7 +49,7 @@ class Peer(Answerer, ABC):
     @property
     def base(self) -> PreTrainedModel:
         """The dense part, which all tasks share."""
-        return self.parts.base
+        return self.core.base
 
     @abstractmethod
     def forward(self, batch: dict[str, Tensor]) -> tuple[Any, Tensor]:
@@ -75,14 +75,13 @@ class Peer(Answerer, ABC):
         """
         if self.writes:
             raise InputError(f"{', '.join(self.tasks)}: no head, so there is no label to answer. Use `generate`.")
-        if task is not None:
-            self.refuse_unknown([task])
+        self.core.positions(task)
         found: list[Prediction] = []
-        for batch in self.parts.batches(several(inputs), batch_size):
+        for batch in self.core.batches(several(inputs), batch_size):
             output, speaks = self.forward(batch)
             routings = self._routings(speaks)
             heads = [r.selected[0] for r in routings] if task is None else [task] * len(routings)
-            found += self.parts.answers(output, batch, heads, routings=routings, top=top)
+            found += self.core.answers(output, batch, heads, routings=routings, top=top)
         return found
 
     def outcomes(
@@ -98,18 +97,18 @@ class Peer(Answerer, ABC):
             batch_size: how many inputs run at once; both answers come of one pass.
             options: of transformers' `generate`, where tasks write.
         """
-        self.refuse_unknown(tasks)
+        self.core.positions(sorted(set(tasks)) or None)
         if len(inputs) != len(tasks):
             raise InputError(f"{len(inputs)} inputs, but {len(tasks)} tasks. Name one for each.")
         if self.writes:
             return self._text_outcomes(inputs, tasks, batch_size, options)
         found: list[tuple[Prediction, Prediction]] = []
-        for batch in self.parts.batches(inputs, batch_size):
+        for batch in self.core.batches(inputs, batch_size):
             output, speaks = self.forward(batch)
             routings = self._routings(speaks)
             chosen = [r.selected[0] for r in routings]
             told = tasks[len(found) : len(found) + len(chosen)]
-            unknown, known = (self.parts.answers(output, batch, h, routings=routings) for h in (chosen, told))
+            unknown, known = (self.core.answers(output, batch, h, routings=routings) for h in (chosen, told))
             found += zip(unknown, known, strict=True)
         return found
 
@@ -155,7 +154,7 @@ class VotingPeer(Peer):
 
     def forward(self, batch: dict[str, Tensor]) -> tuple[Any, Tensor]:
         """The backbone's output for a batch, and which share (batch, T) of the layers is for each task."""
-        call, first = self.parts.call(batch), next(iter(batch.values()))
+        call, first = self.core.call(batch), next(iter(batch.values()))
         count = len(first)
 
         @torch.inference_mode()

@@ -114,7 +114,7 @@ class TokenRoutedPeer(VotingPeer):
         options: Mapping[str, Any] = {"gate": gate, "rank": rank, "average_others": average_others, **routing}
         super().__init__(prepared, name, options)
         self._layers: dict[str, TokenRouted] = {}
-        canonical, voters = prepared.base.skeleton.canonical, self.parts.observed().batched
+        canonical, voters = prepared.base.skeleton.canonical, self.core.observed().batched
         for path, module in self.base.named_modules():
             weight, bias = (canonical.get(f"{path}.{own}", "") for own in ("weight", "bias"))
             if not isinstance(module, nn.Linear | Conv1D) or not weight:

@@ -62,7 +62,7 @@ class Twin(Peer):
         for name in names:
             self._split(name, scale, kept)
         add_deltas(self.base, self.deltas, names, scale)
-        self._second = SecondPass(self.base, names, self.deltas.slots, self.parts.observed())
+        self._second = SecondPass(self.base, names, self.deltas.slots, self.core.observed())
         self._state = dict(self.base.state_dict())
         self.router: nn.Module = nn.Identity()
         """From features to logits over the tasks; `twin` trains it."""
@@ -84,14 +84,14 @@ class Twin(Peer):
     @torch.inference_mode()
     def features(self, batch: dict[str, Tensor]) -> Tensor:
         """What the router reads (batch, width): the mean over real tokens of the shared expert's last hidden state."""
-        return features(self.base(**self.parts.call(batch)), batch, "mean")
+        return features(self.base(**self.core.call(batch)), batch, "mean")
 
     @torch.inference_mode()
     def forward(self, batch: dict[str, Tensor]) -> tuple[Any, Tensor]:
         """The backbone's output for a batch, and the router's weights (batch, T)."""
         weights = self.router(self.features(batch)).softmax(1)
         parts = [Segment(self._mixture(row), i, i + 1) for i, row in enumerate(weights.tolist())]
-        return self._second(self.parts.call(batch), Segments(tuple(parts), len(parts))), weights
+        return self._second(self.core.call(batch), Segments(tuple(parts), len(parts))), weights
 
     def _mixture(self, weights: list[float]) -> Mixture:
         used = tuple(task for task, weight in enumerate(weights) if weight > 0)
@@ -172,7 +172,7 @@ def twin(
     """
     peer = Twin(prepared, scale=scale, kept=kept, epochs=epochs, batch_size=batch_size, rate=rate, seed=seed)
     chosen = refuse_missing_inputs(inputs, peer.tasks)
-    found = [torch.cat([peer.features(batch) for batch in peer.parts.batches(chosen[task], 32)]) for task in peer.tasks]
+    found = [torch.cat([peer.features(batch) for batch in peer.core.batches(chosen[task], 32)]) for task in peer.tasks]
     owners = torch.repeat_interleave(torch.arange(len(found)), torch.tensor([len(part) for part in found]))
     peer.router = fit_router(
         torch.cat(found), owners, len(found), epochs=epochs, batch_size=batch_size, rate=rate, seed=seed

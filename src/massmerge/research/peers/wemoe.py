@@ -184,7 +184,7 @@ def wemoe(
         chosen = refuse_missing_inputs(inputs, peer.tasks)
         gates = nn.ModuleList(peer.gates.values()).requires_grad_(True)
         minimise_entropy(
-            peer.parts, peer.tree, list(gates.parameters()), chosen,
+            peer.core, peer.tree, list(gates.parameters()), chosen,
             steps=progress(range(steps), "adapting gates", steps), batch_size=batch_size, rate=rate, seed=seed,
         )  # fmt: skip
         gates.requires_grad_(False)

@@ -35,8 +35,8 @@ def run(context: StudyContext) -> Finding:
 
 def _merge_rows(context: StudyContext) -> list[dict[str, Any]]:
     """A row for one task a set, where nothing is merged, and one for each merge, size and way to compare heads."""
-    looks, own = shipped_looks(context), context.runtime
-    found = [_merge_row(context, looks, "one task, nothing to merge", 1, own.recipe.answer.score)]
+    looks, own = shipped_looks(context), context.model
+    found = [_merge_row(context, looks, "one task, nothing to merge", 1, own.core.options.score)]
     for kind in get_args(MergeKind):
         for size in _sizes(context):
             for score in _scores(context):
@@ -50,19 +50,19 @@ def _sizes(context: StudyContext) -> list[int]:
 
 
 def _own_size(context: StudyContext) -> int:
-    return min(context.runtime.top_k, len(context.tasks))
+    return min(context.model.top_k, len(context.tasks))
 
 
 def _scores(context: StudyContext) -> list[str]:
     """By what heads are compared: both ways that were measured best, and the bundle's own."""
-    return list(dict.fromkeys((*_SCORES, context.runtime.recipe.answer.score)))
+    return list(dict.fromkeys((*_SCORES, context.model.core.options.score)))
 
 
 def _merge_row(context: StudyContext, looks: Looks, merge: str, size: int, score: str) -> dict[str, Any]:
     answer = {"score": score, **({"merge": merge} if size > 1 else {})}
-    runtime = context.runtime.with_options(router={"top_k": size}, answer=answer)
-    routings = shipped_routings(context, looks, runtime)
-    answers = AnswerBook(context, runtime).answers(routings)
+    model = context.with_options(router={"top_k": size}, answer=answer)
+    routings = shipped_routings(context, looks, model)
+    answers = AnswerBook(context, model).answers(routings)
     return {
         "part": "merge", "merge": merge, "top_k": size, "score": score,
         "set": round(sum(len(r.selected) for r in routings) / len(routings), 4),
@@ -79,7 +79,7 @@ def _rank_row(context: StudyContext, rule: dict[str, Any]) -> dict[str, Any]:
     bundle = Bundle(path, check=False)
     other = context.with_bundle(path)
     other.__dict__["references"] = context.references
-    routings, book = shipped_routings(other), AnswerBook(other, other.runtime)
+    routings, book = shipped_routings(other), AnswerBook(other, other.model)
     owners = [_told(sample.task) for sample in other.samples]
     name, value = next(iter(rule.items()))
     return {
@@ -101,7 +101,7 @@ def _name(row: dict[str, Any]) -> str:
 
 def _own(context: StudyContext, merges: list[dict[str, Any]]) -> dict[str, Any]:
     """The row that is the bundle as it answers."""
-    options, size = context.runtime.recipe.answer, _own_size(context)
+    options, size = context.model.core.options, _own_size(context)
     wanted = (size, options.score, options.merge)
     return merges[0] if size == 1 else next(r for r in merges if (r["top_k"], r["score"], r["merge"]) == wanted)
 

@@ -10,7 +10,7 @@ from massmerge.evaluation.data import batches_of_one_task
 from massmerge.evaluation.report import Picture, Table
 from massmerge.evaluation.summary import percent
 from massmerge.model.answers import Routing
-from massmerge.model.routed import BATCH_PROBES
+from massmerge.model.route.stages import BATCH_PROBES
 from massmerge.research.studies import plots
 from massmerge.research.studies.book import AnswerBook
 from massmerge.research.studies.context import StudyContext
@@ -53,7 +53,7 @@ def batch_routings(context: StudyContext, looks: Looks, size: int, probes: int |
     for batch in batches_of_one_task(context.ready.counts, size, context.settings.seed):
         places = [first[task] + place for task, place in batch]
         decide = torch.tensor(places[:probes])
-        (routing,) = routed(context.runtime, looks, context.runtime.voters, decide, shared=True)
+        (routing,) = routed(context.model.stages, looks, decide, shared=True)
         found |= dict.fromkeys(places, routing)
     return [found[place] for place in range(len(context.samples))]
 
@@ -69,7 +69,7 @@ def _row(context: StudyContext, looks: Looks, size: int, probes: int | None) -> 
         "size": size,
         "decides": ALL_INPUTS if probes is None else PROBES,
         "routing": measure_routing(context, best_of(context, routings)).plain(),
-        "answers": measure_answers(context, AnswerBook(context, context.runtime).answers(routings)).plain(),
+        "answers": measure_answers(context, AnswerBook(context, context.model).answers(routings)).plain(),
     }
 
 

@@ -12,9 +12,7 @@ from massmerge.evaluation.metrics import Given, written
 from massmerge.evaluation.suite import join_labels
 from massmerge.model.answers import Answer, Prediction, Routing, contenders, passing
 from massmerge.model.explain import heads_of
-from massmerge.model.load import Runtime
 from massmerge.model.model import Model
-from massmerge.model.route.candidates import settle, spread
 from massmerge.recipe import AnswerOptions, ProblemType
 from massmerge.research.studies.cells import checksum
 from massmerge.research.studies.context import StudyContext
@@ -40,12 +38,12 @@ class AnswerBook:
 
     Args:
         context: the study's.
-        runtime: the bundle's, with the adaptive merge that is wanted.
+        model: the bundle's, with the adaptive merge that is wanted.
     """
 
-    def __init__(self, context: StudyContext, runtime: Runtime) -> None:
-        self._context, self._runtime, self._model = context, runtime, Model(runtime)
-        self._options = runtime.recipe.answer
+    def __init__(self, context: StudyContext, model: Model) -> None:
+        self._context, self._model = context, model
+        self._options = model.core.options
         about = ["answers", massmerge.__version__, context.bundle_identity, self._options.merge]
         self._about = checksum([*about, context.generation] if context.ready.writes else about)
 
@@ -76,8 +74,7 @@ class AnswerBook:
 
     def settled(self, routings: Sequence[Routing]) -> list[Routing]:
         """The routings of all samples, with that of an unclear one as its candidates' heads decide, as in `predict`."""
-        options = self._runtime.recipe.router
-        spreading = spread(routings, options.unsure, self._runtime.candidates)
+        spreading = self._model.stages.spread(routings)
         several = Counter(i for i, _ in spreading)
         asked = [(i, routing) for i, routing in spreading if several[i] > 1]
         heads = self.heads([i for i, _ in asked], [routing for _, routing in asked], "candidates")
@@ -86,7 +83,7 @@ class AnswerBook:
             for (i, routing), found in zip(asked, heads, strict=True)
             for task, answer in ((t, (a.label, a.score, a.logit)) for t, a in found.items())
         ]
-        best = dict(zip(dict.fromkeys(i for i, _ in given), settle(given, options.confidence), strict=True))
+        best = dict(zip(dict.fromkeys(i for i, _ in given), self._model.stages.settle(given), strict=True))
         return [(best[i].routing or routing) if i in best else routing for i, routing in enumerate(routings)]
 
     def answers(self, routings: Sequence[Routing]) -> list[Given]:

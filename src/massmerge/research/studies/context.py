@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from massmerge.merging.prepare import Prepared as Sources
 from massmerge.merging.prepare import prepare
 from massmerge.merging.run import merge
 from massmerge.model.inputs import Row
-from massmerge.model.load import Runtime, load_runtime, with_decoder_start
+from massmerge.model.load import load
 from massmerge.model.model import Model
 from massmerge.recipe import Recipe
 from massmerge.research.studies.cells import Cells, checksum
@@ -129,7 +130,7 @@ class StudyContext:
     def validation(self) -> StudyContext:
         """The same study on the split `validation`."""
         other = self.validated_by(self.settings.limit)
-        other.__dict__["runtime"] = self.runtime
+        other.__dict__["model"] = self.model
         return other
 
     def validated_by(self, count: int | None) -> StudyContext:
@@ -164,16 +165,25 @@ class StudyContext:
     # The bundle
 
     @cached_property
-    def runtime(self) -> Runtime:
+    def model(self) -> Model:
         """The loaded bundle, with its own router."""
         # What a study has merged by itself is not calibrated: only the router that needs no data is there.
         merged_here = self.bundle.resolve().is_relative_to(self.cache.resolve())
-        return load_runtime(self.bundle, router="projection" if merged_here else None, check=True)
+        return load(self.bundle, router="projection" if merged_here else None, check=True)
 
-    @cached_property
-    def model(self) -> Model:
-        """The loaded bundle as it answers."""
-        return Model(self.runtime)
+    def with_options(
+        self, *, router: Mapping[str, Any] | None = None, answer: Mapping[str, Any] | None = None
+    ) -> Model:
+        """The loaded bundle as if its recipe said so, for options that are read with every answer.
+
+        Args:
+            router: how many tasks are selected (`threshold`, `top_k`).
+            answer: how a set is merged (`merge`) and heads are compared (`score`, `weight`).
+        """
+        core, stages, sets = self.model.core, self.model.stages, self.model.sets
+        options = core.options.model_copy(update=dict(answer or {}))
+        stages = replace(stages, options=stages.options.model_copy(update=dict(router or {})))
+        return Model(replace(core, options=options), stages, sets.merged_by(options.merge))
 
     def row(self, sample: Sample) -> Row:
         """A sample's input as tensors.
@@ -182,7 +192,7 @@ class StudyContext:
             InputError: it cannot be read; its name is said.
         """
         try:
-            return self.runtime.reader.row(self.input(sample))
+            return self.model.read(self.input(sample))
         except InputError as error:
             name = self.ready.data[sample.task].row_name(sample.place)
             text = str(error)
@@ -304,12 +314,12 @@ class StudyContext:
         """About how long one input takes through the base."""
         step = max(1, len(self.samples) // _TIMED)
         rows = [self.row(sample) for sample in self.samples[::step][:_TIMED]]
-        batch = self.runtime.batch(rows)
-        call = with_decoder_start(batch, self.runtime.base)
+        core = self.model.core
+        call = core.call(core.batch(rows))
         with torch.inference_mode():
-            self.runtime.base(**call)
+            core.base(**call)
             began = time.perf_counter()
-            self.runtime.base(**call)
+            core.base(**call)
         return (time.perf_counter() - began) / len(rows)
 
     @cached_property

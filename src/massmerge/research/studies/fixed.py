@@ -27,13 +27,13 @@ Accepted = dict[str, list[int]]
 
 def factors_of(context: StudyContext, name: str) -> dict[int, Factors]:
     """The tasks' factors of a matrix, by position."""
-    tensors = context.runtime.tensors
+    tensors = context.model.sets.tensors
     return {t: f for t in range(len(tensors.names)) if (f := tensors.factors(t, name)) is not None}
 
 
 def matrices(context: StudyContext) -> list[str]:
     """Names of the matrices that have factors."""
-    tensors = context.runtime.tensors
+    tensors = context.model.sets.tensors
     return sorted(n for n in tensors.touched() if any(tensors.changes(t, n) for t in range(len(tensors.names))))
 
 
@@ -65,7 +65,7 @@ def accepted_tasks(context: StudyContext, redundancy: Redundancy | str) -> Accep
 
 def own_accepted(context: StudyContext) -> Accepted | None:
     """Which tasks the bundle's own fixed model is made of; none if its first pass is the base's."""
-    if context.runtime.recipe.router.first_pass != "fixed":
+    if context.model.stages.options.first_pass != "fixed":
         return None
     bundle = Bundle(context.bundle, check=False)
     accepted = bundle.statistics["accepted"].bool()
@@ -80,12 +80,12 @@ def pass_scores(context: StudyContext, accepted: Accepted | None, voters: list[V
 
     Equal fixed models are run once.
     """
-    score = context.runtime.recipe.router.score
-    sites = {v.site: site_router(context.runtime.tensors, v.site, score) for v in voters}
+    score = context.model.stages.options.score
+    sites = {v.site: site_router(context.model.sets.tensors, v.site, score) for v in voters}
     routers = {"projection": {v.name: sites[v.site] for v in voters}}
     about = {"score": score, "voters": [v.name for v in voters]}
     if accepted is None:
-        base = FirstPass(context.runtime.base, voters)
+        base = FirstPass(context.model.core.base, voters)
         return gather(context, base, routers, {**about, "first_pass": "base"})["projection"]
     about |= fixed_about(accepted)
     through = "through the fixed model"
@@ -99,8 +99,8 @@ def fixed_about(accepted: Accepted) -> dict[str, Any]:
 
 def fixed_pass(context: StudyContext, accepted: Mapping[str, list[int]], voters: list[Voter]) -> FirstPass:
     """A first pass through the fixed model that is made of these tasks."""
-    runtime = context.runtime
-    tree = shared_copy(runtime.base)
+    base = context.model.core.base
+    tree = shared_copy(base)
     first_pass = FirstPass(tree, voters)
 
     def change(name: str) -> Tensor | None:
@@ -109,5 +109,5 @@ def fixed_pass(context: StudyContext, accepted: Mapping[str, list[int]], voters:
         factors = factors_of(context, name)
         return tsv_merge([factors[task] for task in accepted[name]])
 
-    put_fixed(runtime.tensors, tree, first_pass, Skeleton(runtime.base).slots, change)
+    put_fixed(context.model.sets.tensors, tree, first_pass, Skeleton(base).slots, change)
     return first_pass

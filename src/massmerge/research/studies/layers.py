@@ -32,7 +32,7 @@ def run(context: StudyContext) -> Finding:
         {"site": v.site.name, "token": v.token, "depth": round(v.site.depth, 4), **found[v.name].plain()}
         for v in voters
     ]
-    rows.append({"site": VOTE, "token": None, "depth": max(v.site.depth for v in context.runtime.voters),
+    rows.append({"site": VOTE, "token": None, "depth": max(v.site.depth for v in context.model.stages.voters),
                  **together.plain()})  # fmt: skip
     return Finding(rows, _verdict(context, best, found[best], together), _sentences(voters, found, together),
                    [_table(context, voters, found, together), *_pictures(context, voters, found, together)])  # fmt: skip
@@ -40,17 +40,19 @@ def run(context: StudyContext) -> Finding:
 
 def all_voters(context: StudyContext) -> list[Voter]:
     """Every site of a numbered block with each token that a vector can be made of."""
-    sites = [site for site in context.runtime.sites if re.fullmatch(r"[AOMD]\d+", site.name)]
-    tokens: tuple[Token, ...] = ("cls", "mean") if any(v.token == "cls" for v in context.runtime.voters) else ("mean",)
+    sites = [site for site in context.model.sites if re.fullmatch(r"[AOMD]\d+", site.name)]
+    tokens: tuple[Token, ...] = (
+        ("cls", "mean") if any(v.token == "cls" for v in context.model.stages.voters) else ("mean",)
+    )
     chosen = [Voter(site, token) for site in sites for token in tokens]
     # Whatever else votes in the bundle has its row too.
     return chosen + [v for v in shipped_voters(context) if v not in chosen]
 
 
 def _verdict(context: StudyContext, best: str, alone: Measured, together: Measured) -> Verdict:
-    own = context.runtime.voters
+    own = context.model.stages.voters
     voters = f"{len(own)} voters, {own[0].name} to {own[-1].name}"
-    voters += ", and a closer look where they are not sure" if context.runtime.closer else ""
+    voters += ", and a closer look where they are not sure" if context.model.stages.second else ""
     why = ""
     if alone.mean > together.mean:
         better = sum(share > together.tasks[task] for task, share in alone.tasks.items())

@@ -9,16 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import argsort
-
 from massmerge.evaluation.from_recipe import open_answering
 from massmerge.evaluation.report import Picture, Table
 from massmerge.evaluation.summary import percent
-from massmerge.model.answering import Answering
 from massmerge.model.answers import Prediction
-from massmerge.model.load import load_runtime
-from massmerge.model.model import Model, load
-from massmerge.model.static import OneBackbone
+from massmerge.model.core import Core
+from massmerge.model.load import load
+from massmerge.model.model import Model
+from massmerge.model.unrouted import OneBackbone
 from massmerge.recipe import Unknown
 from massmerge.research.studies import plots
 from massmerge.research.studies.compared import answers_of, routed_outcomes
@@ -31,32 +29,30 @@ from massmerge.research.studies.study import Finding, Study, Verdict
 _STATICS = ("task_arithmetic", "tsv_m")
 
 
-class LentHead(Model):
-    """A bundle that answers with the head of a task that it does not have: routed to its own tasks, read by that head."""
+class LentHead:
+    """A bundle that answers with the head of a task that it does not have: routed to its own tasks, read by that head.
 
-    def lend(self, answering: Answering, task: str) -> LentHead:
-        """Take over a head."""
-        self._lent, self._task = answering, task
-        return self
+    Args:
+        model: the bundle.
+        lender: has the head.
+        task: whose head it is.
+    """
 
-    @property
-    def nbytes(self) -> int:
-        """Not compared here."""
-        return 0
+    nbytes = 0  # not compared here
+
+    def __init__(self, model: Model, lender: Core, task: str) -> None:
+        self._model, self._lender, self._task = model, lender, task
 
     def outcomes(
         self, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32
     ) -> list[tuple[Prediction, Prediction]]:
         """For each input the answer of the lent head; there is none without it."""
         found: list[Prediction] = []
-        everything = list(range(len(self.tasks)))
-        for rows in self._readable(inputs, batch_size):
-            batch = self._runtime.batch(rows)
-            routings, _ = self._routings_of(batch, everything, "input", Unknown())
-            output, order = self._second_pass(batch, routings)
-            ordered = {name: tensor[order] for name, tensor in batch.items()}
-            answers = self._lent.answers(output, ordered, [self._task] * len(rows))
-            found += [answers[int(place)] for place in argsort(order)]
+        stages = self._model.stages
+        for batch in self._model.core.batches(inputs, batch_size):
+            routings, _ = stages.route(batch, stages.choice(unknown=Unknown()))
+            passed = self._model.sets.forward(batch, routings)
+            found += passed.back(self._lender.answers(passed.output, passed.batch, [self._task] * len(routings)))
         return [(Prediction(None), answer) for answer in found]
 
 
@@ -86,7 +82,7 @@ def left_out(context: StudyContext) -> list[str]:
     return context.measured[:1] if context.settings.quick else context.measured
 
 
-def _make(context: StudyContext, answering: Answering, name: str, task: str, made: list[Path]) -> Any:
+def _make(context: StudyContext, answering: Core, name: str, task: str, made: list[Path]) -> Any:
     """A method's merge of all tasks but one, with the heads of all; where it lies is added to `made`."""
     others = [other for other in context.tasks if other != task]
     if name == BASE:
@@ -95,7 +91,7 @@ def _make(context: StudyContext, answering: Answering, name: str, task: str, mad
         made.append(context.merged(subset(context.recipe, others)))
         if context.ready.writes:
             return routed_outcomes(load(made[-1], router="projection", check=True), 0)
-        return LentHead(load_runtime(made[-1], router="projection", check=True)).lend(answering, task)
+        return LentHead(load(made[-1], router="projection", check=True), answering, task)
     merge = StaticMerge(context, name, others)
     made.append(merge.model.path)
     scale, _ = merge.scale

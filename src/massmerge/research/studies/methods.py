@@ -15,7 +15,7 @@ from massmerge.evaluation.report import Picture, Table, Text
 from massmerge.evaluation.summary import percent
 from massmerge.merging.prepare import Prepared
 from massmerge.merging.static import KEEPING_METHODS, STATIC_METHODS
-from massmerge.model.static import OneBackbone
+from massmerge.model.unrouted import OneBackbone
 from massmerge.research.peers import PEERS, Inputs
 from massmerge.research.studies import plots
 from massmerge.research.studies.compared import Answered, answers_of, mass_answers

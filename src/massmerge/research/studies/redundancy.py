@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
+from massmerge.bundle.reader import Bundle
 from massmerge.evaluation.report import Picture, Table
 from massmerge.evaluation.summary import percent
 from massmerge.recipe import Redundancy
@@ -43,7 +44,7 @@ def grid(context: StudyContext) -> tuple[float, ...]:
 
 def own_filter(context: StudyContext) -> tuple[str, float | None]:
     """The filter of the row that is the bundle's first pass, with its threshold."""
-    options = context.runtime.recipe
+    options = Bundle(context.bundle, check=False).recipe
     if options.router.first_pass != "fixed":
         return "base", None
     given = options.merge.redundancy
@@ -58,7 +59,7 @@ def _row(context: StudyContext, name: str, threshold: float | None, accepted: Ac
     if accepted is not None:
         row |= _left_out(context, accepted)
     own = (name, threshold) == own_filter(context)
-    chosen = best_of(context, shipped_routings(context)) if own else best_tasks(scores, context.runtime.voters)
+    chosen = best_of(context, shipped_routings(context)) if own else best_tasks(scores, context.model.stages.voters)
     row["vote"] = measure_routing(context, chosen).plain()
     row["one site"] = measure_routing(context, best_tasks(scores, [one])).plain()
     return row
@@ -84,7 +85,7 @@ def _left_out(context: StudyContext, accepted: Accepted) -> dict[str, Any]:
 def _kinds(context: StudyContext) -> dict[str, str]:
     """For each matrix the kind of site that reads its input."""
     kinds = dict.fromkeys(matrices(context), _KINDS[""])
-    for site in context.runtime.sites:
+    for site in context.model.sites:
         if re.fullmatch(r"[AOMD]\d+", site.name):
             kinds |= {name: _KINDS[site.name[0]] for name in site.tensors if name in kinds}
     return kinds
@@ -101,7 +102,7 @@ def _verdict(context: StudyContext, rows: list[dict[str, Any]]) -> Verdict:
     ours, theirs = Measured.of(own["vote"]), Measured.of(best["vote"])
     gains = {task: theirs.tasks[task] - ours.tasks[task] for task in ours.tasks}
     most = max(gains, key=lambda task: gains[task])
-    cost = max(voter.site.depth for voter in context.runtime.voters)
+    cost = max(voter.site.depth for voter in context.model.stages.voters)
     why = "" if theirs.mean <= ours.mean else (
         f"The gap is largest on {most}: {percent(ours.tasks[most])} against {percent(theirs.tasks[most])}. A fixed model "
         f"must be stored or rebuilt, and changes when a task is added; the first pass costs {cost:.2f} of a forward "

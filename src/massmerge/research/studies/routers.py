@@ -14,10 +14,8 @@ from massmerge.evaluation.report import Picture, Table
 from massmerge.evaluation.results import count_routes
 from massmerge.evaluation.summary import percent
 from massmerge.model.answers import Routing
-from massmerge.model.calibrate import Kind, fit_router
-from massmerge.model.route.decide import Router
 from massmerge.model.route.first_pass import FirstPass, Voter
-from massmerge.model.route.voters import fitted_router, site_router
+from massmerge.model.route.voters import site_router
 from massmerge.recipe import Redundancy
 from massmerge.research.studies import plots
 from massmerge.research.studies.book import AnswerBook
@@ -27,7 +25,9 @@ from massmerge.research.studies.fixed import accepted_tasks, fixed_about, fixed_
 from massmerge.research.studies.scores import Scores, gather
 from massmerge.research.studies.shipped import best_of, looks_of, routed, shipped_routings, shipped_voters
 from massmerge.research.studies.study import Finding, Study, Verdict
-from massmerge.routing.projection import ProjectionRouter, Score
+from massmerge.routing.projection import Score
+from massmerge.routing.router import Router
+from massmerge.routing.routers import FITTED, find_router
 
 SUPPORT = 16  # inputs of each task that routers with data are fitted on, as by `mass calibrate`
 _PAPER_DEPTH = 0.8
@@ -43,12 +43,12 @@ def run(context: StudyContext) -> Finding:
     found = {default: shipped_routings(context)}
     rows: list[dict[str, Any]] = [{"router": default, "kind": own, "sites": "vote", "data": own == CALIBRATED}]
     for kind, per_voter in scores.items():
-        for how, voters in {"vote": context.runtime.voters, "one site": [paper_voter(context)]}.items():
+        for how, voters in {"vote": context.model.stages.voters, "one site": [paper_voter(context)]}.items():
             name = _name(kind, how, context)
             if name not in found and all(voter.name in per_voter for voter in voters):
                 found[name] = _routings(context, kind, how, per_voter, voters)
-                rows.append({"router": name, "kind": kind, "sites": how, "data": kind in get_args(Kind)})
-    book = AnswerBook(context, context.runtime)
+                rows.append({"router": name, "kind": kind, "sites": how, "data": kind in FITTED})
+    book = AnswerBook(context, context.model)
     chosen = {name: best_of(context, routings) for name, routings in found.items()}
     for row in rows:
         row["routing"] = measure_routing(context, chosen[row["router"]]).plain()
@@ -60,8 +60,8 @@ def run(context: StudyContext) -> Finding:
 
 def _own(context: StudyContext) -> tuple[str, str]:
     """Name and kind of the row that is the bundle as it routes."""
-    kind, options = Bundle(context.bundle, check=False).router_kind, context.runtime.recipe.router
-    if all(isinstance(router, ProjectionRouter) for router in context.runtime.routers):
+    kind, options = Bundle(context.bundle, check=False).router_kind, context.model.stages.options
+    if not any(router.needs_fit for router in context.model.stages.first.routers):
         own = f"{options.first_pass} {options.score}"
         return _name(own, "vote", context), own
     return f"{kind}, vote, {CALIBRATED}", CALIBRATED
@@ -71,22 +71,22 @@ def _routings(
     context: StudyContext, kind: str, how: str, scores: Mapping[str, Tensor], voters: list[Voter]
 ) -> list[Routing]:
     """How another router would route every sample in the bundle's place."""
-    runtime = context.runtime
-    looks_closer = how == "vote" and kind.startswith("base")  # only these look closer where they are not sure
-    looks = looks_of(scores, voters, runtime.closer if looks_closer else None)
-    return AnswerBook(context, runtime).settled(routed(runtime, looks, voters))
+    stages = context.model.stages
+    again = how == "vote" and kind.startswith("base")  # only these look again where they are not sure
+    looks = looks_of(scores, voters, stages.second if again else None)
+    return AnswerBook(context, context.model).settled(routed(stages, looks))
 
 
 def paper_voter(context: StudyContext) -> Voter:
     """The paper's one site: what the MLP reads at about four fifths of the depth, the token that its models use."""
-    sites = [site for site in context.runtime.sites if site.name[0] == "M" and site.name[1:].isdigit()]
-    site = min(sites or context.runtime.sites, key=lambda one: abs(one.depth - _PAPER_DEPTH))
-    return Voter(site, "cls" if any(v.token == "cls" for v in context.runtime.voters) else "mean")
+    sites = [site for site in context.model.sites if site.name[0] == "M" and site.name[1:].isdigit()]
+    site = min(sites or context.model.sites, key=lambda one: abs(one.depth - _PAPER_DEPTH))
+    return Voter(site, "cls" if any(v.token == "cls" for v in context.model.stages.voters) else "mean")
 
 
 def _name(kind: str, how: str, context: StudyContext) -> str:
     where = "vote" if how == "vote" else paper_voter(context).site.name
-    if kind in get_args(Kind):
+    if kind in FITTED:
         return f"{kind}, {where}"
     first, score = kind.split()
     return f"projection from the {'base' if first == 'base' else 'fixed model'}, {_NORMS[score]}, {where}"
@@ -101,9 +101,9 @@ def _all_scores(context: StudyContext) -> tuple[Scores, list[str]]:
     base: dict[str, Mapping[str, Router]] = {f"base {score}": routers for score, routers in projections.items()}
     about = {"voters": [v.name for v in voters], "scores": list(projections)}
     fits = {"fitted": list(fitted), "support": SUPPORT, "seed": context.settings.seed}
-    found = gather(context, FirstPass(context.runtime.base, voters), {**base, **fitted},
+    found = gather(context, FirstPass(context.model.core.base, voters), {**base, **fitted},
                    {**about, **fits, "first_pass": "base"}, "through the base")  # fmt: skip
-    given = context.runtime.recipe.merge.redundancy
+    given = Bundle(context.bundle, check=False).recipe.merge.redundancy
     accepted = accepted_tasks(context, given if isinstance(given, str) else Redundancy(**given.model_dump()))
     fixed = {f"fixed {score}": routers for score, routers in projections.items()}
     found |= gather(context, lambda: fixed_pass(context, accepted, voters), fixed, {**about, **fixed_about(accepted)},
@@ -114,7 +114,7 @@ def _all_scores(context: StudyContext) -> tuple[Scores, list[str]]:
 def _projections(context: StudyContext, voters: list[Voter]) -> dict[Score, dict[str, Router]]:
     found: dict[Score, dict[str, Router]] = {}
     for score in get_args(Score):
-        sites = {v.site: site_router(context.runtime.tensors, v.site, score) for v in voters}
+        sites = {v.site: site_router(context.model.sets.tensors, v.site, score) for v in voters}
         found[score] = {v.name: sites[v.site] for v in voters}
     return found
 
@@ -124,19 +124,19 @@ def _fitted(context: StudyContext, voters: list[Voter]) -> tuple[dict[str, dict[
     support = context.support(SUPPORT)
     without = [task for task in context.tasks if not support.get(task)]
     if without:
-        return {}, [f"{', '.join(get_args(Kind))} were left out: the suite has no rows of {', '.join(without)}."]
+        return {}, [f"{', '.join(FITTED)} were left out: the suite has no rows of {', '.join(without)}."]
     owners = torch.tensor([t for t, task in enumerate(context.tasks) for _ in support[task]])
-    rows = [context.runtime.reader.row(item) for task in context.tasks for item in support[task]]
-    first = FirstPass(context.runtime.base, voters)
+    rows = [context.model.read(item) for task in context.tasks for item in support[task]]
+    first = FirstPass(context.model.core.base, voters)
     size = context.settings.batch_size
-    parts = [first(context.runtime.batch(rows[at : at + size])) for at in range(0, len(rows), size)]
-    found: dict[str, dict[str, Router]] = {kind: {} for kind in get_args(Kind)}
+    parts = [first(context.model.core.batch(rows[at : at + size])) for at in range(0, len(rows), size)]
+    found: dict[str, dict[str, Router]] = {kind: {} for kind in FITTED}
     for voter, seen in zip(voters, zip(*parts, strict=True), strict=True):
         z = torch.cat([activation.pooled() for activation in seen])
-        residuals = site_router(context.runtime.tensors, voter.site, context.runtime.recipe.router.score)
-        for kind in get_args(Kind):
-            tensors = fit_router(kind, z, owners, residuals)
-            found[kind][voter.name] = fitted_router(kind, tensors, residuals)
+        residuals = site_router(context.model.sets.tensors, voter.site, context.model.stages.options.score)
+        for kind in FITTED:
+            router = find_router(kind)
+            found[kind][voter.name] = router.load(router.fit(z, owners, residuals), residuals)
     return found, []
 
 

@@ -9,7 +9,7 @@ from massmerge.bundle.reader import Bundle
 from massmerge.evaluation.report import Picture, Table
 from massmerge.evaluation.summary import percent
 from massmerge.merging.static import STATIC_METHODS
-from massmerge.model.model import load
+from massmerge.model.load import load
 from massmerge.research.studies import plots
 from massmerge.research.studies.compared import mass_answers
 from massmerge.research.studies.context import StudyContext

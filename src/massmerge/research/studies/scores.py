@@ -11,12 +11,11 @@ from torch import Tensor
 
 from massmerge.io.durable import drafted
 from massmerge.io.tensor_file import read_tensors, write_tensors
-from massmerge.model.route.decide import Router
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.research.studies.context import StudyContext
 from massmerge.research.studies.settings import Sample
 from massmerge.routing import Activation, vote
-from massmerge.routing.projection import ProjectionRouter
+from massmerge.routing.router import Router
 
 Scores = dict[str, dict[str, Tensor]]
 """For each router, for each voter's name, residuals (samples, T) in the order of the samples; less is better."""
@@ -29,7 +28,7 @@ def batches(context: StudyContext, samples: Sequence[Sample]) -> Iterator[tuple[
     order = sorted(range(len(samples)), key=lambda i: context.size(samples[i]))
     for start in range(0, len(order), context.settings.batch_size):
         chosen = order[start : start + context.settings.batch_size]
-        yield chosen, context.runtime.batch([context.row(samples[i]) for i in chosen])
+        yield chosen, context.model.core.batch([context.row(samples[i]) for i in chosen])
 
 
 def gather(
@@ -114,8 +113,8 @@ def _score(
 
 
 def scored(router: Router, seen: Activation) -> Tensor:
-    """Residuals (batch, T) of what a voter sees: tokens one by one where the router is a projection, as in an answer."""
-    activation = seen if isinstance(router, ProjectionRouter) else Activation(seen.pooled())
+    """Residuals (batch, T) of what a voter sees: tokens one by one where the router takes them so, as in an answer."""
+    activation = seen if router.each_token else Activation(seen.pooled())
     return activation.averaged(router(activation.vectors))
 
 

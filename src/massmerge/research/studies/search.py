@@ -86,22 +86,22 @@ def search(context: StudyContext, trials: int) -> Searched:
 
 def default_setting(context: StudyContext) -> dict[str, Any]:
     """The bundle's own setting, as the search knows it."""
-    options = context.runtime.recipe.router
-    return {"threshold": options.threshold, "top_k": min(context.runtime.top_k, len(context.tasks)),
+    options = context.model.stages.options
+    return {"threshold": options.threshold, "top_k": min(context.model.top_k, len(context.tasks)),
             "first_pass": OWN_FIXED if options.first_pass == "fixed" else BASE, "site": VOTE}  # fmt: skip
 
 
 def evaluate_setting(context: StudyContext, setting: dict[str, Any]) -> Measured:
     """Figures of the answers with one setting; passes and answers that other settings needed too are not run again."""
-    runtime = context.runtime.with_options(router={"threshold": setting["threshold"], "top_k": setting["top_k"]})
-    book = AnswerBook(context, runtime)
+    model = context.with_options(router={"threshold": setting["threshold"], "top_k": setting["top_k"]})
+    book = AnswerBook(context, model)
     if (setting["first_pass"], setting["site"]) == (default_setting(context)["first_pass"], VOTE):
-        return measure_answers(context, book.answers(shipped_routings(context, runtime=runtime)))
-    voters = runtime.voters
+        return measure_answers(context, book.answers(shipped_routings(context, model=model)))
+    voters = model.stages.voters
     if setting["site"] != VOTE:
         voters = [voter for voter in all_voters(context) if voter.name == setting["site"]]
     scores = pass_scores(context, _accepted(context, setting["first_pass"]), all_voters(context))
-    routings = book.settled(routed(runtime, looks_of(scores, voters), voters))
+    routings = book.settled(routed(model.stages, looks_of(scores, voters)))
     return measure_answers(context, book.answers(routings))
 
 

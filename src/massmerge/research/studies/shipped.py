@@ -5,16 +5,17 @@ What its voters say of every sample is kept, so that any threshold, size of a se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from massmerge.model.answers import Routing
-from massmerge.model.load import Runtime
-from massmerge.model.route.decide import Choice, CloserLook, Router, Votes, cast_votes, decide
-from massmerge.model.route.first_pass import FirstPass, Voter
+from massmerge.model.model import Model
+from massmerge.model.route.decide import Votes, cast_votes
+from massmerge.model.route.first_pass import Voter
+from massmerge.model.route.stages import Look, Stages
 from massmerge.research.studies.book import AnswerBook
 from massmerge.research.studies.context import StudyContext
 from massmerge.research.studies.scores import measured
@@ -23,65 +24,56 @@ from massmerge.routing import Activation
 
 @dataclass(frozen=True)
 class Looks:
-    """What the voters of the first look say of every sample, and those of the closer one if there is one."""
+    """What the voters of the first look say of every sample, and those of the second one if there is one."""
 
     first: Votes
-    closer: Votes | None = None
+    second: Votes | None = None
 
 
 def shipped_looks(context: StudyContext) -> Looks:
     """What the bundle's voters say of every sample."""
-    runtime = context.runtime
-    first = _votes(context, runtime.first_pass, lambda: runtime.routers, "the bundle's first pass")
-    closer = runtime.closer
-    if closer is None or len(context.tasks) < 2:
+    stages = context.model.stages
+    first = _votes(context, stages.first, "the bundle's first pass")
+    if stages.second is None or len(context.tasks) < 2:
         return Looks(first)
-    return Looks(first, _votes(context, closer.first_pass, lambda: closer.routers, "the bundle's closer look"))
+    return Looks(first, _votes(context, stages.second, "the bundle's closer look"))
 
 
-def looks_of(scores: Mapping[str, Tensor], voters: Sequence[Voter], closer: CloserLook | None = None) -> Looks:
+def looks_of(scores: Mapping[str, Tensor], voters: list[Voter], second: Look | None = None) -> Looks:
     """The looks of other routers, from their scores (n, T) by the names of voters."""
-    first = Votes([scores[voter.name] for voter in voters])
-    return Looks(first, None if closer is None else Votes([scores[voter.name] for voter in closer.voters]))
+    found = [Votes(own, [scores[v.name] for v in own]) for own in (voters, *([second.voters] if second else []))]
+    return Looks(*found)
 
 
-def shipped_routings(
-    context: StudyContext, looks: Looks | None = None, runtime: Runtime | None = None
-) -> list[Routing]:
+def shipped_routings(context: StudyContext, looks: Looks | None = None, model: Model | None = None) -> list[Routing]:
     """How every sample is routed by itself; the heads of candidates have decided where that leaves an input unclear.
 
     Args:
         context: the study's.
         looks: what voters say; the bundle's by default.
-        runtime: the bundle with other options; as it is by default.
+        model: the bundle with other options; as it is by default.
     """
-    own = runtime or context.runtime
-    return AnswerBook(context, own).settled(routed(own, looks or shipped_looks(context), own.voters))
+    own = model or context.model
+    return AnswerBook(context, own).settled(routed(own.stages, looks or shipped_looks(context)))
 
 
-def routed(
-    runtime: Runtime, looks: Looks, voters: list[Voter], places: Tensor | None = None, *, shared: bool = False
-) -> list[Routing]:
+def routed(stages: Stages, looks: Looks, places: Tensor | None = None, *, shared: bool = False) -> list[Routing]:
     """Routings of some samples, or with `shared` the one that they have together; no head has been asked.
 
     Args:
-        runtime: the bundle with the options that are wanted.
+        stages: the bundle's, with the options that are wanted.
         looks: what voters say of all samples.
-        voters: those of the first look.
         places: of the samples; all of them by default.
         shared: whether there is one decision for all.
     """
-    choice = Choice(
-        runtime.tasks, list(range(len(runtime.tasks))), runtime.recipe.router, runtime.top_k, runtime.recipe.unknown
-    )
     chosen = torch.arange(len(looks.first.scores[0])) if places is None else places
+    second = looks.second
 
-    def look(unsure: list[int]) -> Votes:
-        assert looks.closer is not None
-        return looks.closer.of(chosen if shared else chosen[unsure])
+    def again(unsure: list[int]) -> Votes:
+        assert second is not None
+        return second.of(chosen if shared else chosen[unsure])
 
-    closer = runtime.closer if looks.closer is not None else None
-    return decide(looks.first.of(chosen), voters, closer, look, choice, shared=shared)
+    return stages.decide(looks.first.of(chosen), again if second else None, stages.choice(), shared=shared)
 
 
 def best_of(context: StudyContext, routings: Sequence[Routing]) -> Tensor:
@@ -91,15 +83,15 @@ def best_of(context: StudyContext, routings: Sequence[Routing]) -> Tensor:
 
 def shipped_voters(context: StudyContext) -> list[Voter]:
     """Every voter that the bundle's decisions may ask."""
-    closer = context.runtime.closer
-    return list(dict.fromkeys([*context.runtime.voters, *(closer.voters if closer else ())]))
+    stages = context.model.stages
+    return list(dict.fromkeys([*stages.voters, *(stages.second.voters if stages.second else ())]))
 
 
-def _votes(context: StudyContext, first_pass: FirstPass, routers: Callable[[], list[Router]], what: str) -> Votes:
+def _votes(context: StudyContext, look: Look, what: str) -> Votes:
     def measure(seen: list[Activation]) -> dict[str, Tensor]:
-        votes = cast_votes(seen, routers())
-        scores = {voter.name: score for voter, score in zip(first_pass.voters, votes.scores, strict=True)}
+        votes = cast_votes(look.voters, seen, look.routers)
+        scores = {voter.name: score for voter, score in zip(look.voters, votes.scores, strict=True)}
         return scores if votes.lifts is None else {**scores, "lifts": votes.lifts}
 
-    found = measured(context, lambda: first_pass, measure, {"votes": what}, what)
-    return Votes([found[voter.name] for voter in first_pass.voters], found.get("lifts"))
+    found = measured(context, lambda: look.first_pass, measure, {"votes": what}, what)
+    return Votes(look.voters, [found[voter.name] for voter in look.voters], found.get("lifts"))

@@ -18,8 +18,7 @@ from massmerge.evaluation.from_recipe import open_answering
 from massmerge.evaluation.report import Picture, Table, Text
 from massmerge.merging.prepare import Prepared
 from massmerge.model.inputs import Row
-from massmerge.model.load import with_decoder_start
-from massmerge.model.static import OneBackbone
+from massmerge.model.unrouted import OneBackbone
 from massmerge.research.peers import PEERS, Peer
 from massmerge.research.studies import plots
 from massmerge.research.studies.compute import operations, time_ratios
@@ -81,7 +80,7 @@ def _itemsize(sources: Prepared) -> int:
 
 def _bundle(context: StudyContext) -> dict[str, Any]:
     bundle = Bundle(context.bundle, check=False)
-    base = sum(tensor.numel() for tensor in _distinct(context.runtime.base.state_dict().values()))
+    base = sum(tensor.numel() for tensor in _distinct(context.model.core.base.state_dict().values()))
     factors = sum(math.prod(info.shape) for header in bundle.headers.values() for info in header.values())
     return {"method": MASS, "bytes": bundle.counted_bytes, "parameters": base + factors}
 
@@ -119,7 +118,7 @@ def _few_inputs(context: StudyContext) -> dict[str, list[Any]]:
 
 
 def _through_peer(context: StudyContext, peer: Peer, rows: list[Row]) -> object:
-    return _first_words(peer, rows) if peer.writes else peer.forward(context.runtime.batch(rows))
+    return _first_words(peer, rows) if peer.writes else peer.forward(context.model.core.batch(rows))
 
 
 def _mass_compute(context: StudyContext) -> dict[str, Any]:
@@ -142,8 +141,8 @@ def _costs(context: StudyContext, answer: Callable[[list[Row]], object]) -> dict
     def forward(rows: list[Row]) -> object:
         if writer is not None:
             return _first_words(writer, rows)
-        base = context.runtime.base
-        return base(**with_decoder_start(context.runtime.batch(rows), base))
+        core = context.model.core
+        return core.base(**core.call(core.batch(rows)))
 
     quick = context.settings.quick
     count, fewer, rounds = (_QUICK_COUNTED, _QUICK_TIMED, _QUICK_ROUNDS) if quick else (_COUNTED, _TIMED, _ROUNDS)

@@ -30,11 +30,9 @@ def run(context: StudyContext) -> Finding:
     for score in scores(context):
         for threshold in thresholds(context):
             for size in sizes(context):
-                runtime = context.runtime.with_options(
-                    router={"threshold": threshold, "top_k": size}, answer={"score": score}
-                )
-                routings = shipped_routings(context, looks, runtime)
-                found = measure_answers(context, AnswerBook(context, runtime).answers(routings))
+                model = context.with_options(router={"threshold": threshold, "top_k": size}, answer={"score": score})
+                routings = shipped_routings(context, looks, model)
+                found = measure_answers(context, AnswerBook(context, model).answers(routings))
                 mean_size = sum(len(routing.selected) for routing in routings) / len(routings)
                 rows.append({"score": score, "threshold": threshold, "top_k": size, "set": round(mean_size, 4),
                              **found.plain()})  # fmt: skip
@@ -52,12 +50,12 @@ def run(context: StudyContext) -> Finding:
 def thresholds(context: StudyContext) -> tuple[float, ...]:
     """η, the bundle's own among them: above 0.5 all are the same, since two tasks never both weigh that much."""
     wanted = _QUICK_THRESHOLDS if context.settings.quick else _THRESHOLDS
-    return tuple(sorted({*wanted, context.runtime.recipe.router.threshold}))
+    return tuple(sorted({*wanted, context.model.stages.options.threshold}))
 
 
 def sizes(context: StudyContext) -> list[int]:
     """K, the bundle's own among them, up to the number of tasks."""
-    wanted = {*(_QUICK_SIZES if context.settings.quick else _SIZES), context.runtime.top_k}
+    wanted = {*(_QUICK_SIZES if context.settings.quick else _SIZES), context.model.top_k}
     return sorted({min(size, len(context.tasks)) for size in wanted})
 
 
@@ -65,13 +63,13 @@ def scores(context: StudyContext) -> list[str]:
     """By what heads are compared: as the bundle does, and both ways that were measured best."""
     if context.ready.writes:  # a set writes one text
         return ["text"]
-    return list(dict.fromkeys((context.runtime.recipe.answer.score, *SCORES)))
+    return list(dict.fromkeys((context.model.core.options.score, *SCORES)))
 
 
 def _own(context: StudyContext, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The row that is the bundle's setting."""
-    size = min(context.runtime.top_k, len(context.tasks))
-    own = scores(context)[0], context.runtime.recipe.router.threshold, size
+    size = min(context.model.top_k, len(context.tasks))
+    own = scores(context)[0], context.model.stages.options.threshold, size
     return next(row for row in rows if (row["score"], row["threshold"], row["top_k"]) == own)
 
 

@@ -1,0 +1,30 @@
+"""Every router, under the name that recipes and commands know it by. A new one is one file, and one line here."""
+
+from __future__ import annotations
+
+from massmerge.errors import InputError
+from massmerge.routing.mlp import MlpRouter
+from massmerge.routing.nearest import NearestRouter
+from massmerge.routing.projection import ProjectionRouter
+from massmerge.routing.prototype import PrototypeRouter
+from massmerge.routing.router import Router
+
+ROUTERS: dict[str, type[Router]] = {
+    "projection": ProjectionRouter,
+    "prototype": PrototypeRouter,
+    "nearest": NearestRouter,
+    "mlp": MlpRouter,
+}
+FITTED = [name for name, router in ROUTERS.items() if router.needs_fit]
+
+
+def find_router(kind: str) -> type[Router]:
+    """The router of a name.
+
+    Raises:
+        InputError: there is none.
+    """
+    if kind not in ROUTERS:
+        *names, last = ROUTERS
+        raise InputError(f"no router {kind!r}. There are {', '.join(names)} and {last}.")
+    return ROUTERS[kind]
