@@ -81,8 +81,7 @@ class BundledExpert:
 
     def names(self) -> set[str]:
         """What the task changes, and what it adds to the base."""
-        parts = {f"{name}.{part}" for name in self._ranks for part in "usv"}
-        return set(self._ranks) | {name for name in self.bundle.headers[self.task.name] if name not in parts}
+        return self.bundle.task_file(self.task.name).names()
 
     def rank_limit(self, name: str) -> int | None:
         """The rank that the bundle keeps; none for a tensor that it keeps whole."""

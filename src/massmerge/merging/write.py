@@ -45,9 +45,9 @@ def assemble_bundle(prepared: OpenedRecipe, work: MergeFolder, fingerprint: str)
     _write_statistics(prepared, work, out / STATISTICS)
     if recipe.router.first_pass == "fixed":
         _write_fixed(prepared, work, out / FIXED)
-    (out / RECIPE).write_text(recipe.dump(), encoding="utf-8")
+    (out / RECIPE).write_text(recipe.dump(), encoding="utf-8", newline="\n")
     ranks = _ranks(prepared, work)
-    (out / CARD).write_text(bundle_card(prepared, ranks), encoding="utf-8")
+    (out / CARD).write_text(bundle_card(prepared, ranks), encoding="utf-8", newline="\n")
     tasks = [
         {"name": t.name, "source": t.source, "revision": t.revision, "form": t.form, "head": t.head} for t in plan.tasks
     ]

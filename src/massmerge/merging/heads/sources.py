@@ -201,7 +201,9 @@ def write_head(folder: Path, head: HeadSource) -> None:
 
 def write_json(path: Path, data: object) -> None:
     """JSON with sorted keys, so that the same data gives the same bytes."""
-    path.write_text(json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n"
+    )
 
 
 def named_files(tasks: Iterable[TaskRecipe]) -> Iterator[str]:

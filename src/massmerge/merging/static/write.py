@@ -92,8 +92,8 @@ def _restored(prepared: OpenedRecipe, tensor: TensorPlan, part: dict[str, Tensor
 
 def _finish(prepared: OpenedRecipe, out: Path, fingerprint: str, needed: int, more: dict[str, float]) -> None:
     """Recipe, card and manifest."""
-    (out / STATIC_RECIPE).write_text(prepared.recipe.dump(), encoding="utf-8")
-    (out / CARD).write_text(checkpoint_card(prepared), encoding="utf-8")
+    (out / STATIC_RECIPE).write_text(prepared.recipe.dump(), encoding="utf-8", newline="\n")
+    (out / CARD).write_text(checkpoint_card(prepared), encoding="utf-8", newline="\n")
     base = prepared.base
     output = sum(base.info(name).nbytes for name in base.output if name in base.slots)
     about = {
