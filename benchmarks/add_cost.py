@@ -16,8 +16,8 @@ from pathlib import Path
 import massmerge as mm
 from massmerge.linalg.factors import Factors
 from massmerge.merging.change import Addition
+from massmerge.merging.open_recipe import open_recipe
 from massmerge.merging.originals import Originals
-from massmerge.merging.prepare import prepare
 from vit_b32 import make_recipe
 
 MOST_ERROR = 1e-4  # what merges hold themselves to
@@ -49,10 +49,10 @@ def excess(recipe: mm.Recipe, folder: Path, merged: mm.Bundle, added: mm.Bundle)
     Infinite where it has a lower rank. Updates of the two may differ by more, where singular values at the cut are nearly
     equal and either choice is as good.
     """
-    prepared = prepare(recipe, folder, download=False)
+    prepared = open_recipe(recipe, folder, download=False)
     originals, worst = Originals(prepared), 0.0
     for tensor in prepared.plan.matrices:
-        base = originals.base(tensor)
+        base = originals.base(tensor.name)
         for position, task in enumerate(originals.tasks):
             rank = merged.ranks[tensor.name][position]
             ours, theirs = added.factors(task, tensor.name), merged.factors(task, tensor.name)

@@ -14,9 +14,8 @@ from transformers.pytorch_utils import Conv1D
 
 import massmerge
 from massmerge.bundle.manifest import read_manifest, write_manifest
-from massmerge.checkpoints import Base, Expert, LowRank, find_source, is_adapter, narrow, open_base, open_expert
+from massmerge.checkpoints import Base, Expert, find_source, is_adapter, narrow, open_base, open_expert
 from massmerge.checkpoints.experts import task_skeleton
-from massmerge.checkpoints.skeleton import from_matrix
 from massmerge.cli.demo.example import make_example
 from naive import tsv_merge
 
@@ -163,11 +162,7 @@ def weights_of(base: Base, expert: Expert) -> dict[str, torch.Tensor]:
     """The fine-tuned backbone under module names, as a merge reads it."""
     state = {name: base.read(name).float() for name in base.slots}
     for name in expert.names():
-        given = expert.read(name)
-        if isinstance(given, LowRank):
-            state[name] = state[name] + from_matrix(given.b @ given.a, base.slots[name])
-        else:
-            state[name] = given.float()
+        state[name] = expert.read(name).value(state.get(name), base.skeleton.slots[name]).float()
     return state
 
 

@@ -6,7 +6,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from massmerge.merging.prepare import prepare
+from massmerge.merging.open_recipe import open_recipe
 from massmerge.recipe import Recipe
 from models import FAMILIES, rows_of, write_family
 
@@ -42,7 +42,7 @@ def _write_clip(folder):
 @cache
 def opened(folder):
     """A folder's recipe with its sources, opened once."""
-    return prepare(Recipe.load(folder / "recipe.yaml"), folder, download=False)
+    return open_recipe(Recipe.load(folder / "recipe.yaml"), folder, download=False)
 
 
 def some_inputs(name, count=4):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints import AdapterExpert, LowRank, adapters
 from massmerge.errors import InputError
-from massmerge.merging.prepare import make_plan
+from massmerge.merging.open_recipe import make_plan
 from massmerge.merging.run import merge
 from models import FAMILIES, assert_same, open_pair, rewrite, state_of, weights_of, write_recipe
 

@@ -5,7 +5,7 @@ import torch
 
 from massmerge.errors import InputError
 from massmerge.evaluation.from_recipe import open_answering
-from massmerge.merging.prepare import prepare
+from massmerge.merging.open_recipe import open_recipe
 from massmerge.recipe import Recipe
 from models import FAMILIES, backbone_of, logits_of, rows_of, write_family, write_recipe
 
@@ -13,7 +13,7 @@ TASKS = {"a": 2, "b": 3}
 
 
 def opened(recipe):
-    return prepare(Recipe.load(recipe), recipe.parent, download=False)
+    return open_recipe(Recipe.load(recipe), recipe.parent, download=False)
 
 
 @pytest.fixture(scope="module", params=["bert", "vit", "dinov2", "gpt2"])

@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.skeleton import from_matrix
 from massmerge.errors import InputError
-from massmerge.merging.deltas import keep
 from massmerge.merging.run import merge
 from models import FAMILIES, assert_same, backbone_of, open_pair, save_as, state_of, weights_of, write_family
 from pairs import BERT, write_bert, write_pair
@@ -30,7 +29,7 @@ def test_an_expert_gives_its_backbone_under_module_names(tmp_path, family):
     backbone = {opened.skeleton.canonical[name] for name in backbone_of(expert, family.base).state_dict()
                 if name in opened.skeleton.canonical}  # fmt: skip
     assert read.names() == backbone
-    assert_same({name: read.read(name) for name in read.names()}, state_of(expert, family.base))
+    assert_same({name: read.read(name).tensor for name in read.names()}, state_of(expert, family.base))
 
 
 @every_family
@@ -128,7 +127,7 @@ def test_the_class_of_a_lone_state_dict_is_found_by_its_head(tmp_path, name):
     _, read = open_pair(tmp_path, "lone.pt")
     assert read.head.skeleton.class_name == family.expert.__name__
     assert read.head.skeleton.config.num_labels == 5
-    assert_same({n: read.read(n) for n in read.names()}, state_of(expert, family.base))
+    assert_same({n: read.read(n).tensor for n in read.names()}, state_of(expert, family.base))
 
 
 def test_a_configuration_that_names_no_class_still_names_the_labels(tmp_path):
@@ -167,6 +166,6 @@ def test_a_tensor_that_fine_tuning_left_alone_has_no_delta_in_another_precision(
     moved = [
         name
         for name, slot in opened.slots.items()
-        if slot.matrix and keep(opened.read(name), read.read(name), slot.kind, 4) is not None
+        if slot.matrix and read.read(name).keep(opened.read(name), slot.kind, 4) is not None
     ]
     assert moved == ["encoder.layer.0.output.dense.weight"]

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from massmerge import load
 from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
-from massmerge.merging.prepare import make_plan
+from massmerge.merging.open_recipe import make_plan
 from massmerge.merging.run import merge
 from models import FAMILIES, assert_same, backbone_of, open_pair, rewrite, rows_of, state_of, weights_of
 from pairs import BERT, shifted, write_pair
@@ -69,7 +69,7 @@ def test_an_expert_of_clip_s_vision_tower_is_read_against_either_base(tmp_path, 
     tower.load_state_dict(clip.vision_model.state_dict(), strict=False)
     write_pair(tmp_path, clip if whole else tower, expert)
     _, read = open_pair(tmp_path)
-    found = {name: read.read(name) for name in read.names()}
+    found = {name: read.read(name).tensor for name in read.names()}
     theirs = {name.split("vision_model.")[-1]: t for name, t in expert.state_dict().items()}
     assert len(found) >= 38
     assert_same({name.split("vision_model.")[-1]: t for name, t in found.items()}, theirs)
@@ -131,7 +131,7 @@ def test_a_pickle_that_names_tied_weights_twice_has_them_once(tmp_path, name):
     torch.save(state | {"lm_head.weight": state[EMBEDDINGS[name]]}, tmp_path / "expert" / "pytorch_model.bin")
     _, read = open_pair(tmp_path)
     assert read.head is None
-    assert read.read(EMBEDDINGS[name].removeprefix("transformer.")).equal(state[EMBEDDINGS[name]])
+    assert read.read(EMBEDDINGS[name].removeprefix("transformer.")).tensor.equal(state[EMBEDDINGS[name]])
 
 
 @pytest.mark.parametrize("name", ["t5", "gpt2"])
@@ -153,7 +153,7 @@ def test_a_lone_state_dict_with_an_output_layer_of_its_own_keeps_it(tmp_path):
 def test_embeddings_that_the_backbone_ties_are_read_where_their_copies_agree(tmp_path):
     state = write_twice(tmp_path, "t5", torch.clone)
     rewrite(tmp_path / "expert", lambda s: s | {"encoder.embed_tokens.weight": s["shared.weight"].clone()})
-    assert open_pair(tmp_path)[1].read("shared.weight").equal(state["shared.weight"])
+    assert open_pair(tmp_path)[1].read("shared.weight").tensor.equal(state["shared.weight"])
 
 
 def test_embeddings_that_the_backbone_ties_are_refused_where_their_copies_differ(tmp_path):

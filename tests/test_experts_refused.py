@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from massmerge.errors import InputError
-from massmerge.merging.prepare import make_plan
+from massmerge.merging.open_recipe import make_plan
 from models import FAMILIES, open_pair, rewrite
 from pairs import BERT, write_bert, write_pair
 

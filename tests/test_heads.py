@@ -10,7 +10,7 @@ from massmerge.errors import InputError
 from massmerge.merging.heads import find_head
 from massmerge.merging.heads.labels import read_labels
 from massmerge.merging.heads.sources import write_head
-from massmerge.merging.prepare import make_plan
+from massmerge.merging.open_recipe import make_plan
 from massmerge.recipe import TaskRecipe
 from models import FAMILIES, open_pair
 

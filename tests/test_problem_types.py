@@ -17,7 +17,7 @@ from massmerge.bundle.manifest import read_manifest, write_manifest
 from massmerge.bundle.reader import Bundle
 from massmerge.cli.demo.example import make_writing_example
 from massmerge.cli.main import main
-from massmerge.merging.prepare import make_plan, prepare
+from massmerge.merging.open_recipe import make_plan, open_recipe
 from massmerge.model.answers import make_prediction
 from massmerge.model.export import export_bundle
 from massmerge.model.static import StaticModel
@@ -186,7 +186,7 @@ def test_static_merges_and_routed_peers_answer_in_kind(folder, tmp_path):
     average = recipe.model_copy(update={"merge": type(recipe.merge).model_validate({"method": "average"})})
     massmerge.merge(average, tmp_path / "average", folder=folder)
     static = StaticModel(tmp_path / "average")
-    peer = PEERS["smile_1"](prepare(recipe, folder, download=True), gate=4, rank=6)
+    peer = PEERS["smile_1"](open_recipe(recipe, folder, download=True), gate=4, rank=6)
     for one in (static, peer):
         assert one.problems == {"spam": NUMBER, "topic": SEVERAL, "mood": ONE}
         topic, spam, mood = (one.predict(TEXTS[:1], task=task)[0] for task in ("topic", "spam", "mood"))
@@ -421,7 +421,7 @@ def test_a_head_reads_a_pooler_only_if_it_was_trained_or_told(tmp_path, trained,
 
 def test_a_peer_reads_what_the_bundle_would(tmp_path):
     peer = PEERS["smile_1"](
-        prepare(Recipe.load(pooled_recipe(tmp_path, False)), tmp_path, download=True), gate=4, rank=6
+        open_recipe(Recipe.load(pooled_recipe(tmp_path, False)), tmp_path, download=True), gate=4, rank=6
     )
     assert peer.core.heads["a"]._features == "mean"
 

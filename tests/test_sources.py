@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from massmerge.checkpoints import find_source, open_base
 from massmerge.errors import InputError
-from massmerge.merging.prepare import make_plan
+from massmerge.merging.open_recipe import make_plan
 from models import FAMILIES, assert_same, open_pair, save_as, state_of, weights_of, write_recipe
 
 COMMITS = {"main": "a" * 40, "v2": "b" * 40}

@@ -15,7 +15,7 @@ from massmerge import InputError, Recipe, merge
 from massmerge.cli.demo.example import make_example
 from massmerge.cli.main import main
 from massmerge.evaluation.scales import best_scale, rescaled_weights, with_scale
-from massmerge.merging.prepare import prepare
+from massmerge.merging.open_recipe import open_recipe
 from massmerge.model.static import StaticModel
 from models import rewrite, text_bundle
 
@@ -140,7 +140,7 @@ def test_a_candidate_is_the_merge_with_that_scale(folder, suite):
     recipe = Recipe.load(folder / "task_arithmetic.yaml")
     unit = merge(with_scale(recipe, 1.0), folder / "unit", folder=folder, workers=1)
     state = AutoModel.from_pretrained(folder / "seventh").state_dict()
-    weights = rescaled_weights(prepare(recipe, folder, download=False), unit)(0.7)
+    weights = rescaled_weights(open_recipe(recipe, folder, download=False), unit)(0.7)
     assert len(weights) > 60
     assert all(torch.allclose(weights[name], state[name], atol=1e-6) for name in weights)
 

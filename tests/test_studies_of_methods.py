@@ -11,7 +11,7 @@ import massmerge
 from massmerge import Bundle, StaticModel, merge
 from massmerge.evaluation.from_recipe import open_answering
 from massmerge.evaluation.scales import with_scale
-from massmerge.merging.prepare import prepare
+from massmerge.merging.open_recipe import open_recipe
 from massmerge.recipe import Recipe
 from massmerge.research.studies import STUDIES, compared
 from massmerge.research.studies.leave_one_out import LentHead
@@ -191,7 +191,7 @@ def test_labels_that_are_shared_with_a_task_that_is_not_merged_are_left_out():
 def test_a_lent_head_reads_the_dense_model_of_the_task_that_an_input_is_routed_to(bundle, recipe):
     folder = bundle.parent
     others = merge(subset(Recipe.load(recipe), ["b", "c"]), folder / "others", folder=folder)
-    answering = open_answering(prepare(Recipe.load(recipe), folder, download=False))
+    answering = open_answering(open_recipe(Recipe.load(recipe), folder, download=False))
     model = LentHead(massmerge.load(others), answering, "a")
     texts = ["win free prize", "vote law", "sad film"]
     tokenizer = AutoTokenizer.from_pretrained(folder / "base")
@@ -212,7 +212,7 @@ def test_a_task_is_left_out_of_the_merge_and_told_to_the_head(suite, out, bundle
     assert all(set(row["tasks"]) == {"a"} and row["head"] == "told" for row in rows.values())
     without = with_scale(static_recipe(Recipe.load(recipe), "task_arithmetic", ["b", "c"]), 0.3)
     model = StaticModel(merge(without, tmp_path / "out", folder=recipe.parent))
-    answering = open_answering(prepare(Recipe.load(recipe), recipe.parent, download=False))
+    answering = open_answering(open_recipe(Recipe.load(recipe), recipe.parent, download=False))
     answering.base.load_state_dict(model.backbone.state_dict())
     data = context.ready.data["a"]
     right = 0

@@ -14,7 +14,7 @@ import massmerge
 from massmerge import Bundle, InputError
 from massmerge.cli.main import main
 from massmerge.io.tensor_file import read_header
-from massmerge.merging.prepare import prepare
+from massmerge.merging.open_recipe import open_recipe
 from massmerge.model.speed.packed import pack_layers
 from massmerge.recipe import Recipe
 from massmerge.research.peers import PEERS
@@ -121,7 +121,7 @@ def test_sizes_are_those_of_the_files_and_numbers_those_of_the_tensors(run, bund
         math.prod(i.shape) for path in bundle.glob("tasks/*/factors.safetensors") for i in read_header(path).values()
     )
     assert (rows["mass"]["bytes"], rows["mass"]["parameters"]) == (opened.counted_bytes, plain + kept)
-    sources = prepare(Recipe.load(bundle.parent / "recipe.yaml"), bundle.parent, download=False)
+    sources = open_recipe(Recipe.load(bundle.parent / "recipe.yaml"), bundle.parent, download=False)
     PEERS["arrow"](sources).save(tmp_path)
     file = tmp_path / "model.safetensors"
     numbers = sum(math.prod(i.shape) for i in read_header(file).values())
@@ -208,7 +208,7 @@ def test_the_command_sets_ranks_of_smile_and_steps_of_wemoe(bundle, suite, tmp_p
     assert found["settings"]["options"]["peers"] == made
     assert {"smile_1: rank 2.", "wemoe: steps 1."} <= set(found["notes"])
     sizes = {row["method"]: row["bytes"] for row in found["rows"]}
-    sources = prepare(Recipe.load(bundle.parent / "recipe.yaml"), bundle.parent, download=False)
+    sources = open_recipe(Recipe.load(bundle.parent / "recipe.yaml"), bundle.parent, download=False)
     assert sizes["smile_1"] == PEERS["smile_1"](sources, rank=2).nbytes < PEERS["smile_1"](sources).nbytes
     refused = CliRunner().invoke(
         main, ["study", "layers", str(suite), "--bundle", str(bundle), "--peer", "arrow.rank=4"]
@@ -222,7 +222,7 @@ def test_the_command_sets_ranks_of_smile_and_steps_of_wemoe(bundle, suite, tmp_p
 def test_figures_of_told_heads_are_those_of_the_answers(run, bundle, suite):
     rows = {row["method"]: row for row in run("oracle")["rows"]}
     assert list(rows) == ["mass", "smile_1"]
-    sources = prepare(Recipe.load(bundle.parent / "recipe.yaml"), bundle.parent, download=False)
+    sources = open_recipe(Recipe.load(bundle.parent / "recipe.yaml"), bundle.parent, download=False)
     for name, method in {"mass": massmerge.load(bundle), "smile_1": PEERS["smile_1"](sources)}.items():
         for task in method.tasks:
             with (suite.parent / f"{task}-test.csv").open() as file:

@@ -17,7 +17,7 @@ from changes import bundles, run
 from commands import mass
 from massmerge import Bundle, InputError, MassError, merge
 from massmerge.bundle.manifest import read_manifest
-from massmerge.bundle.parts_folder import MergeFolder, recover
+from massmerge.bundle.merge_folder import MergeFolder, recover
 from massmerge.bundle.work_folder import WorkFolder
 from massmerge.io.durable import drafted, exchange, sync_tree
 from massmerge.io.tensor_file import read_tensors

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from massmerge.evaluation.results import Evaluation
     from massmerge.evaluation.suite import Suite
     from massmerge.merging.change import add, remove
+    from massmerge.merging.open_recipe import make_plan
     from massmerge.merging.plan import Plan
-    from massmerge.merging.prepare import make_plan
     from massmerge.merging.run import merge
     from massmerge.model.answers import Answer, Generation, Prediction, Routing
     from massmerge.model.load import load
@@ -39,7 +39,7 @@ _HOMES = {
     "model.load": ("load",),
     "model.model": ("Model",),
     "merging.plan": ("Plan",),
-    "merging.prepare": ("make_plan",),
+    "merging.open_recipe": ("make_plan",),
     "recipe": ("Recipe",),
     "model.static": ("StaticModel",),
 }

@@ -7,6 +7,7 @@ about as long as to load the base: a thread does it meanwhile, by CRC-32 before 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -67,8 +68,9 @@ class DamageWatch:
         try:
             self._faults = self._differing("crc32", crc32_of) + self._differing("sha256", sha256_of, known="crc32")
             self._compared.set()
-            with suppress(OSError, AttributeError):  # where the system has no priorities of threads
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+            if sys.platform == "linux":  # elsewhere the number of a thread could be that of another process
+                with suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
             self._faults = self._faults or self._differing("sha256", sha256_of)
         except Exception as error:  # a disk that fails; what cannot be read cannot be trusted
             self._faults = [f"cannot be read ({error})"]

@@ -1,23 +1,74 @@
-"""The tasks' factors and whole tensors, each fetched when it is first asked for."""
+"""The tasks' factors and whole tensors."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.skeleton import Slot
 from massmerge.errors import InputError, listing
-from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
+from massmerge.io.tensor_file import TensorInfo, read_tensor
 from massmerge.linalg.factors import Factors
+
+if TYPE_CHECKING:
+    from massmerge.bundle.reader import Bundle
+
+PARTS = "usv"
+
+
+class TaskFile:
+    """The factors and whole tensors of one task.
+
+    Args:
+        infos: the tensors of its file.
+        read: gives one of them; as it is stored, by default.
+    """
+
+    def __init__(self, infos: Mapping[str, TensorInfo], read: Callable[[TensorInfo], Tensor] = read_tensor) -> None:
+        self.infos, self._read = infos, read
+
+    def factors(self, tensor: str) -> Factors | None:
+        """The factors of a matrix; none where the task leaves the base as it is."""
+        if f"{tensor}.s" not in self.infos:
+            return None
+        return Factors(*(self._read(self.infos[f"{tensor}.{part}"]) for part in PARTS))
+
+    def whole(self, tensor: str) -> Tensor | None:
+        """The task's own value of a tensor without factors; none where it leaves the base as it is."""
+        return self._read(self.infos[tensor]) if tensor in self.infos else None
+
+    def names(self) -> set[str]:
+        """The tensors that the task changes or adds."""
+        return {self._factored(name) or name for name in self.infos}
+
+    def misfits(self, slots: Mapping[str, Slot]) -> Iterator[str]:
+        """Tensors that have no place in the base, or another shape than it."""
+        for name, info in self.infos.items():
+            tensor = self._factored(name)
+            wanted = self._shape(tensor, name[-1], slots) if tensor else slots[name].shape if name in slots else None
+            if info.shape != wanted:
+                yield f"{name} {info.shape}"
+
+    def _factored(self, name: str) -> str | None:
+        """The matrix that a tensor of the file is a factor of."""
+        tensor, _, part = name.rpartition(".")
+        return tensor if part in tuple(PARTS) and f"{tensor}.s" in self.infos else None
+
+    def _shape(self, tensor: str, part: str, slots: Mapping[str, Slot]) -> tuple[int, ...] | None:
+        """The shape of a factor in the base; none where there is no such matrix, or another factor is missing."""
+        matrix = slots[tensor].matrix if tensor in slots else None
+        if matrix is None or not {f"{tensor}.{other}" for other in PARTS} <= self.infos.keys():
+            return None
+        rank = self.infos[f"{tensor}.s"].shape
+        return {"u": (matrix[0], *rank), "s": rank[:1], "v": (*rank, matrix[1])}[part]
 
 
 class TaskTensors:
-    """The tasks' factors and whole tensors, in float32.
+    """The tasks' factors and whole tensors in float32, each fetched when it is first asked for.
 
     Args:
         bundle: the bundle.
@@ -27,19 +78,17 @@ class TaskTensors:
 
     def __init__(self, bundle: Bundle, *, mapped: bool = True) -> None:
         self.names = [task.name for task in bundle.tasks]
-        self._tasks = [_TensorFile(bundle.factors_file(task), mapped) for task in self.names]
+        self._fetched = [_Fetched(bundle.factors_file(task), mapped) for task in self.names]
+        self._tasks = [TaskFile(bundle.headers[n], f) for n, f in zip(self.names, self._fetched, strict=True)]
 
     def to(self, device: torch.device) -> None:
         """Give all tensors on that device from now on."""
-        for file in self._tasks:
-            file.to(device)
+        for fetched in self._fetched:
+            fetched.to(device)
 
     def factors(self, task: int, tensor: str) -> Factors | None:
         """A task's factors of a matrix."""
-        found = self._tasks[task]
-        if f"{tensor}.s" not in found.infos:
-            return None
-        return Factors(found[f"{tensor}.u"], found[f"{tensor}.s"], found[f"{tensor}.v"])
+        return self._tasks[task].factors(tensor)
 
     def changes(self, task: int, tensor: str) -> bool:
         """Whether a task has factors of a matrix."""
@@ -47,12 +96,11 @@ class TaskTensors:
 
     def whole(self, task: int, tensor: str) -> Tensor | None:
         """A task's own value of a tensor."""
-        found = self._tasks[task]
-        return found[tensor] if tensor in found.infos else None
+        return self._tasks[task].whole(tensor)
 
     def touched(self) -> set[str]:
         """Tensors that at least one task changes."""
-        return {re.sub(r"\.[usv]$", "", n) if self._is_factor(t.infos, n) else n for t in self._tasks for n in t.infos}
+        return {name for task in self._tasks for name in task.names()}
 
     def refuse_misfits(self, slots: Mapping[str, Slot]) -> None:
         """Refuse factors and whole tensors that the base has no place for.
@@ -60,52 +108,34 @@ class TaskTensors:
         Raises:
             InputError: it lists them.
         """
-        faults = [f"{task}: {fault}" for task, file in zip(self.names, self._tasks, strict=True)
-                  for fault in _misfits(file.infos, slots)]  # fmt: skip
+        tasks = zip(self.names, self._tasks, strict=True)
+        faults = [f"{name}: {fault}" for name, task in tasks for fault in task.misfits(slots)]
         if faults:
             raise InputError(f"the tasks' tensors do not fit the base:{listing(faults)}\n  Merge again.")
 
-    @staticmethod
-    def _is_factor(names: dict[str, TensorInfo], name: str) -> bool:
-        return name[-2:] in (".u", ".s", ".v") and f"{name[:-2]}.s" in names
 
-
-def _misfits(infos: Mapping[str, TensorInfo], slots: Mapping[str, Slot]) -> Iterator[str]:
-    """Names of a task's tensors that have no place in the base, or another shape than it."""
-    for name, info in infos.items():
-        tensor, _, part = name.rpartition(".")
-        if part in ("u", "s", "v") and f"{tensor}.s" in infos:
-            matrix = slots[tensor].matrix if tensor in slots else None
-            rank = infos[f"{tensor}.s"].shape
-            wanted = None if matrix is None else {"u": (matrix[0], *rank), "s": rank[:1], "v": (*rank, matrix[1])}[part]
-            if info.shape != wanted or not {f"{tensor}.u", f"{tensor}.v"} <= infos.keys():
-                yield f"{name} {info.shape}"
-        elif name not in slots or info.shape != slots[name].shape:
-            yield f"{name} {info.shape}"
-
-
-class _TensorFile:
-    """The tensors of a file, by name."""
+class _Fetched:
+    """Gives the tensors of a file in float32, and the same ones again."""
 
     def __init__(self, path: Path, mapped: bool) -> None:
-        self.infos = read_header(path)
         size = path.stat().st_size
         if mapped:
             self._bytes = torch.from_file(str(path), size=size, dtype=torch.uint8)
         else:
             self._bytes = read_tensor(TensorInfo((size,), torch.uint8, path))
         self._device = torch.device("cpu")
-        self._made: dict[str, Tensor] = {}
+        self._made: dict[TensorInfo, Tensor] = {}
 
     def to(self, device: torch.device) -> None:
         if device != self._device:
             self._device, self._made = device, {}
 
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._made:
-            tensor = self._stored(self.infos[name])
-            self._made[name] = tensor.to(self._device, torch.float32 if tensor.is_floating_point() else tensor.dtype)
-        return self._made[name]
+    def __call__(self, info: TensorInfo) -> Tensor:
+        if info not in self._made:
+            tensor = self._stored(info)
+            kind = torch.float32 if tensor.is_floating_point() else tensor.dtype
+            self._made[info] = tensor.to(self._device, kind)
+        return self._made[info]
 
     def _stored(self, info: TensorInfo) -> Tensor:
         data = self._bytes[info.offset : info.offset + info.nbytes]

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from massmerge.bundle.factors import TaskFile
 from massmerge.bundle.layout import (
     BASE,
     BASE_WEIGHTS,
@@ -151,26 +152,23 @@ class Bundle:
         """For each task, the tensors of its factors file."""
         return {t.name: read_header(self.factors_file(t.name)) for t in self.tasks}
 
-    def _header(self, task: str) -> dict[str, TensorInfo]:
+    def task_file(self, task: str) -> TaskFile:
+        """A task's factors and whole tensors, as they are stored."""
         if task not in self.headers:
             raise InputError(f"{self.path}: no task {task!r}. There are {', '.join(self.headers)}.")
-        return self.headers[task]
+        return TaskFile(self.headers[task])
 
     def factors_file(self, task: str) -> Path:
         """The file of a task's factors and whole tensors."""
         return self.file(factors_name(task))
 
     def factors(self, task: str, tensor: str) -> Factors | None:
-        """A task's factors of one matrix; none where it leaves the base as it is."""
-        header = self._header(task)
-        if f"{tensor}.s" not in header:
-            return None
-        return Factors(*(read_tensor(header[f"{tensor}.{part}"]) for part in "usv"))
+        """A task's factors of one matrix, as they are stored; none where it leaves the base as it is."""
+        return self.task_file(task).factors(tensor)
 
     def whole(self, task: str, tensor: str) -> Tensor | None:
         """A task's own value of a tensor without factors; none where it leaves the base as it is."""
-        info = self._header(task).get(tensor)
-        return None if info is None else read_tensor(info)
+        return self.task_file(task).whole(tensor)
 
     @cached_property
     def statistics(self) -> dict[str, Tensor]:

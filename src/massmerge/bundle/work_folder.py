@@ -64,6 +64,7 @@ class WorkFolder:
             yield
         finally:
             lock.release()
+            self._remove_empty()
 
     def _put_back(self) -> None:
         """Give the target back what a killed command had moved aside."""
@@ -110,10 +111,14 @@ class WorkFolder:
         self._put_back()
         shutil.rmtree(self.result, ignore_errors=True)
         if self.path.is_dir() and {path.name for path in self.path.iterdir()} <= {_LOCK}:
-            with suppress(OSError):  # another command may have come, or folders above are in use
+            with suppress(OSError):  # Windows removes no open file; there the lock goes when it is released
                 (self.path / _LOCK).unlink(missing_ok=True)
-                for folder in (self.path, *self._made):
-                    folder.rmdir()
+            self._remove_empty()
+
+    def _remove_empty(self) -> None:
+        with suppress(OSError):  # something is kept, another command may have come, or folders above are in use
+            for folder in (self.path, *self._made):
+                folder.rmdir()
 
 
 @contextmanager

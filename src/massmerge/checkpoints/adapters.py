@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers.models.auto import modeling_auto
 
 from massmerge.checkpoints.backbone import Base, infer_task_model, language_class, load_config, split
-from massmerge.checkpoints.experts import HeadParts, LowRank
+from massmerge.checkpoints.expert_tensors import ExpertTensor, FullTensor, LowRank
+from massmerge.checkpoints.experts import HeadParts, differs
 from massmerge.checkpoints.skeleton import Reading, Skeleton, Slot, build, untie_output
 from massmerge.checkpoints.sources import Source
 from massmerge.checkpoints.stores import Store
@@ -75,16 +76,32 @@ class AdapterExpert:
         pair = self.pairs.get(name)
         return None if pair is None else min(self.store.infos[pair.a].shape[0], *_matrix(self.base.slots[name]))
 
-    def read(self, name: str) -> Tensor | LowRank:
+    def read(self, name: str) -> ExpertTensor:
         """The two matrices, the tensor that the adapter saved whole, or a bias with what is added to it."""
+        return self._pair(name) if name in self.pairs else FullTensor(self._whole(name))
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the adapter was downloaded."""
+        return self.source.path is not None
+
+    def changes(self, name: str, base: Base) -> bool:
+        """Whether a tensor differs; what the two matrices update is taken to."""
+        return name in self.pairs or differs(name, base, self._whole(name))
+
+    def apart_bytes(self, base: int, stored: int) -> int:
+        """Bytes of its file."""
+        head = self.head.readings.values() if self.head else ()
+        return sum(info.nbytes for info in self.store.infos.values()) - sum(reading.info.nbytes for reading in head)
+
+    def _whole(self, name: str) -> Tensor:
         if name in self._biases:
             return self.base.read(name).float() + self._added(self._biases[name])
-        saved = self.whole[name].read(self.store, self.skeleton.config) if name in self.whole else None
-        if name not in self.pairs:
-            assert saved is not None, f"the adapter does not touch {name}"
-            return saved
-        if saved is not None:
-            self._refuse_other_values(name, saved)
+        return self.whole[name].read(self.store, self.skeleton.config)
+
+    def _pair(self, name: str) -> LowRank:
+        if name in self.whole:
+            self._refuse_other_values(name, self._whole(name))
         pair = self.pairs[name]
         if pair.bias is not None and _bias_of(name) not in self.base.slots and self._added(pair).any():
             raise InputError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import Tensor
 from transformers import PretrainedConfig
@@ -18,20 +18,15 @@ from massmerge.checkpoints.backbone import (
     shape_listing,
     split,
 )
+from massmerge.checkpoints.expert_tensors import ExpertTensor, FullTensor, difference
 from massmerge.checkpoints.open_clip import OpenClipStore
 from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, build, untie_output
 from massmerge.checkpoints.sources import Source
-from massmerge.checkpoints.stores import Store
+from massmerge.checkpoints.stores import SafetensorsStore, Store
 from massmerge.errors import InputError, listing
+from massmerge.io.tensor_file import read_start
 
 _ALL = 200  # "every tensor that differs": cut only where a terminal would drown
-
-
-class LowRank(NamedTuple):
-    """A delta given as a product: `b (m, r) @ a (r, n)`, in the matrix view of the tensor."""
-
-    b: Tensor
-    a: Tensor
 
 
 @dataclass(frozen=True)
@@ -78,9 +73,40 @@ class Expert(Protocol):
         """The rank of the expert's delta if it is known beforehand; none for a full fine-tune."""
         ...
 
-    def read(self, name: str) -> Tensor | LowRank:
+    def read(self, name: str) -> ExpertTensor:
         """The expert's tensor, or its delta as a product of two thin matrices."""
         ...
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether its weights are on this machine; of a hub repository that was not downloaded only headers are known."""
+        ...
+
+    def changes(self, name: str, base: Base) -> bool:
+        """Whether it changes a tensor that it may change, or adds it to the base.
+
+        One look at the weights, before ranks are shared out: a full checkpoint holds the whole backbone, and fine-tuning
+        often leaves its largest matrix, the word embedding, as it was. Ranks reserved for that would be a part of the
+        budget that nobody uses.
+        """
+        ...
+
+    def apart_bytes(self, base: int, stored: int) -> int:
+        """Bytes of the expert by itself, without its head.
+
+        Args:
+            base: bytes of the base.
+            stored: bytes of what a bundle stores of the expert.
+        """
+        ...
+
+
+def differs(name: str, base: Base, theirs: Tensor) -> bool:
+    """Whether an expert's tensor is another than the base's."""
+    if name not in base.readings:
+        return True
+    ours = base.read(name)
+    return not ours.equal(theirs) if ours.dtype == theirs.dtype else bool(difference(ours, theirs).any())
 
 
 @dataclass(frozen=True)
@@ -107,7 +133,7 @@ class FullExpert:
         """Not known: a full fine-tune may change anything."""
         return None
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> FullTensor:
         """The fine-tuned tensor; names tied to it in the file must agree."""
         reading = self.readings[name]
         tensor = reading.read(self.store, self.skeleton.config)
@@ -117,7 +143,28 @@ class FullExpert:
                     f"{self.source.text}: {reading.keys[0]} and {other} are one tensor in a {self.skeleton.class_name} "
                     "but hold different values. Save the expert with tied weights."
                 )
-        return tensor
+        return FullTensor(tensor)
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the checkpoint was downloaded."""
+        return self.source.path is not None
+
+    def changes(self, name: str, base: Base) -> bool:
+        """Whether a tensor differs; most do in their first bytes already, so little more is read than what does not."""
+        return self._starts_differ(name, base) or differs(name, base, self.read(name).tensor)
+
+    def _starts_differ(self, name: str, base: Base) -> bool:
+        """Whether the first bytes differ of a tensor that both files store as it is."""
+        one, other = base.readings.get(name), self.readings[name]
+        if one is None or not isinstance(base.store, SafetensorsStore) or not isinstance(self.store, SafetensorsStore):
+            return False
+        plain = one.converter is None and other.converter is None and one.info.dtype == other.info.dtype
+        return plain and read_start(one.info) != read_start(other.info)
+
+    def apart_bytes(self, base: int, stored: int) -> int:
+        """As many as the base's."""
+        return base
 
 
 def task_skeleton(source: Source, base: Base) -> tuple[Skeleton, Store, Match]:

@@ -158,7 +158,7 @@ def weight_files(folder: Path, stem: str = "model", pickle_stem: str = "pytorch_
 
 def _shards(folder: Path, index: Path) -> list[Path]:
     try:
-        names = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
+        names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{index}: not a weight index ({error!r}). Download or save the checkpoint again.") from None
     if not names:

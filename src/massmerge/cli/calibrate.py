@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from massmerge.bundle.parts_folder import recover
+from massmerge.bundle.merge_folder import recover
 from massmerge.bundle.reader import Bundle
 from massmerge.cli.common import print_json, verb
 from massmerge.cli.merged import refuse_inside

@@ -15,7 +15,7 @@ from massmerge.checkpoints.backbone import auto_class
 from massmerge.cli.common import BarProgress, print_json, print_problems, seconds, size
 from massmerge.cli.plan import describe
 from massmerge.errors import InputError, MassError
-from massmerge.merging.prepare import Prepared
+from massmerge.merging.open_recipe import OpenedRecipe
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -47,7 +47,7 @@ def run_shown(work: Callable[..., Path], *, quiet: bool) -> dict[str, object]:
     progress = BarProgress(quiet=quiet)
     began = time.perf_counter()
 
-    def show(prepared: Prepared) -> None:
+    def show(prepared: OpenedRecipe) -> None:
         if not quiet:
             click.echo(describe(prepared.plan) + "\n", err=True)
         print_problems(prepared.plan.problems)

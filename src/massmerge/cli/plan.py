@@ -7,8 +7,8 @@ import sys
 import click
 
 from massmerge.cli.common import plural, print_json, print_problems, seconds, size, table, verb
+from massmerge.merging.open_recipe import make_plan
 from massmerge.merging.plan import Plan
-from massmerge.merging.prepare import make_plan
 
 _SAVES = 0.95  # a bundle that weighs more than this share of its experts is no smaller in any way that matters
 

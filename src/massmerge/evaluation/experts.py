@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from massmerge.bundle.layout import BASE, HEAD, LABELS, PROCESSOR, TASKS
 from massmerge.bundle.reader import Bundle
-from massmerge.checkpoints import LowRank
-from massmerge.checkpoints.skeleton import from_matrix
 from massmerge.errors import InputError, problems_error
 from massmerge.evaluation.data import TaskData
 from massmerge.evaluation.metrics import Given, given_of, written
 from massmerge.io.checksums import file_sha256
 from massmerge.io.durable import write_text
-from massmerge.merging.prepare import Prepared, prepare
+from massmerge.merging.open_recipe import OpenedRecipe, open_recipe
 from massmerge.model.base import load_base
 from massmerge.model.core import Core
 from massmerge.model.heads.classify import load_head
@@ -37,7 +34,7 @@ class Experts:
     """A bundle with the base and the experts that it was made from, opened but not read."""
 
     bundle: Bundle
-    sources: Prepared
+    sources: OpenedRecipe
 
 
 def open_experts(bundle: Bundle, folder: Path) -> Experts:
@@ -47,7 +44,7 @@ def open_experts(bundle: Bundle, folder: Path) -> Experts:
         InputError: one of them is not there any more, or is no expert of the base.
     """
     try:
-        prepared = prepare(bundle.recipe, folder, download=True)
+        prepared = open_recipe(bundle.recipe, folder, download=True)
         if prepared.plan.errors:
             raise problems_error(prepared.plan.errors)
     except InputError as error:
@@ -151,17 +148,12 @@ def _measure_texts(
 
 def dense_expert(opened: Experts, task: str) -> PreTrainedModel:
     """The base with every tensor of an expert in its place."""
-    expert, base = opened.sources.experts[task], opened.sources.base
+    expert, slots = opened.sources.experts[task], opened.sources.base.skeleton.slots
     model = load_base(opened.bundle, expert.names(), check=False)
-    state: dict[str, Tensor] = {}
-    for name in expert.names():
-        given = expert.read(name)
-        if isinstance(given, LowRank):
-            given = base.read(name).float() + from_matrix(given.b @ given.a, base.slots[name])
-        state[name] = given
-    strange = model.load_state_dict(state, strict=False).unexpected_keys
-    if strange:
+    held = model.state_dict()
+    if strange := sorted(expert.names() - held.keys()):
         raise InputError(f"task {task}: the base has no place for {', '.join(strange)}.")
+    model.load_state_dict({n: expert.read(n).value(held[n], slots[n]) for n in expert.names()}, strict=False)
     return model
 
 

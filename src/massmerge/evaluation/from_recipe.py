@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from massmerge.bundle.layout import PROCESSOR, head_folder, task_folder
 from massmerge.errors import InputError, problems_error
 from massmerge.merging.heads import write_head
-from massmerge.merging.prepare import Prepared, prepare
+from massmerge.merging.open_recipe import OpenedRecipe, open_recipe
 from massmerge.model.base import dense_base
 from massmerge.model.core import Core
 from massmerge.model.heads.classify import Head, load_head
@@ -20,13 +20,13 @@ from massmerge.model.inputs import InputReader
 from massmerge.recipe import MergeOptions, Recipe
 
 
-def open_sources(recipe: Recipe, folder: Path) -> Prepared:
+def open_sources(recipe: Recipe, folder: Path) -> OpenedRecipe:
     """The sources of a recipe as methods that are no bundle take them: those that write with their output layers."""
     options = MergeOptions.model_validate({"method": "average"})
-    return prepare(recipe.model_copy(update={"merge": options}), folder, download=True)
+    return open_recipe(recipe.model_copy(update={"merge": options}), folder, download=True)
 
 
-def open_answering(prepared: Prepared) -> Core:
+def open_answering(prepared: OpenedRecipe) -> Core:
     """The base, reader and heads of a recipe's sources.
 
     Raises:
@@ -48,7 +48,7 @@ def open_answering(prepared: Prepared) -> Core:
     return Core(base, tasks, labels, heads, reader, prepared.recipe.shared_labels)
 
 
-def _head(prepared: Prepared, task: str, folder: Path, base: PreTrainedModel) -> Head:
+def _head(prepared: OpenedRecipe, task: str, folder: Path, base: PreTrainedModel) -> Head:
     """A head as a bundle would hold it, read from there."""
     home = task_folder(folder, task)
     home.mkdir(parents=True)
@@ -58,7 +58,7 @@ def _head(prepared: Prepared, task: str, folder: Path, base: PreTrainedModel) ->
     return head
 
 
-def _reader(prepared: Prepared, folder: Path, base: PreTrainedModel) -> InputReader:
+def _reader(prepared: OpenedRecipe, folder: Path, base: PreTrainedModel) -> InputReader:
     folder.mkdir()
     for name, path in prepared.processor.items():
         shutil.copyfile(path, folder / name)

@@ -17,7 +17,7 @@ from massmerge.evaluation.metrics import Given, given_of, statistic, written
 from massmerge.evaluation.run import Progress, silent
 from massmerge.evaluation.suite import VALIDATION, Suite, suite_and_folder
 from massmerge.io.tensor_file import read_header, read_tensor
-from massmerge.merging.prepare import Prepared, prepare, recipe_and_folder
+from massmerge.merging.open_recipe import OpenedRecipe, open_recipe, recipe_and_folder
 from massmerge.merging.run import merge
 from massmerge.merging.static import STATIC_METHODS
 from massmerge.merging.static.scales import candidates
@@ -64,7 +64,7 @@ def choose_scale(
     """
     recipe, folder = recipe_and_folder(recipe, folder)
     refuse_fixed_scale(recipe)
-    prepared = prepare(recipe, folder, download=True)
+    prepared = open_recipe(recipe, folder, download=True)
     if prepared.plan.errors:
         raise problems_error(prepared.plan.errors)
     given, data = _validation_rows(prepared, suite, limit, seed)
@@ -113,7 +113,7 @@ def best_scale(grid: Sequence[float], figure: Callable[[float], float], progress
     return ScaleChoice(max(figures, key=figures.__getitem__), figures)
 
 
-def rescaled_weights(prepared: Prepared, unit: Path) -> Callable[[float], Mapping[str, Tensor]]:
+def rescaled_weights(prepared: OpenedRecipe, unit: Path) -> Callable[[float], Mapping[str, Tensor]]:
     """A function from a scale to the merged weights, from a merge whose scale is 1: `base + scale · (merged - base)`."""
     matrices = STATIC_METHODS[prepared.plan.method].matrices
     infos = read_header(unit / "model.safetensors")
@@ -134,7 +134,7 @@ def rescaled_weights(prepared: Prepared, unit: Path) -> Callable[[float], Mappin
 
 
 def _validation_rows(
-    prepared: Prepared, suite: Suite | str | Path, limit: int | None, seed: int
+    prepared: OpenedRecipe, suite: Suite | str | Path, limit: int | None, seed: int
 ) -> tuple[Suite, dict[str, TaskData]]:
     """The rows of the tasks that are merged and measured; a suite may have more tasks than the recipe."""
     given, start = suite_and_folder(suite)

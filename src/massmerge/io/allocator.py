@@ -41,5 +41,5 @@ def keep_buffers() -> None:
 def _set(parameter: int, value: int) -> None:
     if any(name in os.environ for name in _OWN_SETTINGS):
         return
-    with suppress(AttributeError, OSError):
+    with suppress(AttributeError, OSError, TypeError):  # TypeError: Windows has no library of that name
         ctypes.CDLL(None).mallopt(parameter, value)

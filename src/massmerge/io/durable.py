@@ -7,11 +7,10 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
-_POSIX = os.name == "posix"
 
 
 @contextmanager
@@ -32,7 +31,7 @@ def drafted(path: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     """Write a text file; what was there stays until the new one is whole."""
     with drafted(path) as draft:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_text(text, encoding="utf-8", newline="\n")
 
 
 def sync_tree(folder: Path) -> None:
@@ -44,13 +43,13 @@ def sync_tree(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk. Windows has no such call, and keeps them in its journal."""
-    if _POSIX:
+    """Bring the names in a folder to the disk. Windows opens no folders, and keeps names in its journal."""
+    with suppress(PermissionError):
         _sync(folder)
 
 
 def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY if _POSIX else os.O_RDWR)  # Windows only syncs what it may write
+    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)  # Windows only syncs what it may write
     try:
         os.fsync(handle)
     finally:

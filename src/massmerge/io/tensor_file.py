@@ -131,9 +131,12 @@ def read_start(info: TensorInfo) -> bytes:
 
 def read_tensor(info: TensorInfo) -> Tensor:
     """A stored tensor, in memory of its own."""
-    if info.nbytes == 0:
-        return torch.empty(info.shape, dtype=info.dtype)
-    return torch.frombuffer(read_bytes(info), dtype=info.dtype).reshape(info.shape)
+    data = read_bytes(info)
+    return (
+        torch.frombuffer(data, dtype=info.dtype).reshape(info.shape)
+        if data
+        else torch.empty(info.shape, dtype=info.dtype)
+    )
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:

@@ -45,6 +45,10 @@ class Factors(NamedTuple):
         """Number of singular triplets."""
         return self.s.shape[0]
 
+    def first(self, k: int) -> Factors:
+        """The k largest triplets, in memory of their own."""
+        return Factors(self.u[:, :k].contiguous(), self.s[:k].contiguous(), self.v[:k].contiguous())
+
     def dense(self) -> Tensor:
         """The product `u diag(s) v` (m, n)."""
         return (self.u * self.s) @ self.v
@@ -263,6 +267,17 @@ def principal_cosine(a: Factors, b: Factors) -> float:
 def _column_space(f: Factors) -> Tensor:
     """The columns of `u` that the delta reaches; beyond the rank of the delta the others are arbitrary."""
     return f.u[:, f.s > torch.finfo(f.s.dtype).eps * max(f.u.shape[0], f.v.shape[1]) * f.s[:1]]
+
+
+def similarity(tasks: Sequence[Factors], metric: str) -> Tensor:
+    """Similarity (T, T) of the deltas that the redundancy filter compares."""
+    if metric == "cosine":
+        return cosine_matrix(tasks)
+    matrix = torch.eye(len(tasks), dtype=torch.float64)
+    for i, first in enumerate(tasks):
+        for j, second in enumerate(tasks[:i]):
+            matrix[i, j] = matrix[j, i] = principal_cosine(first, second)
+    return matrix
 
 
 def accept_distinct(similarity: Tensor, threshold: float) -> list[int]:

@@ -8,12 +8,12 @@ import yaml
 
 from massmerge.bundle.layout import STATIC_RECIPE
 from massmerge.checkpoints.backbone import auto_class
-from massmerge.merging.prepare import Prepared
+from massmerge.merging.open_recipe import OpenedRecipe
 
 _PAPER = "MASS: MoErging through Adaptive Subspace Selection (ICLR 2026)"
 
 
-def bundle_card(prepared: Prepared, ranks: Mapping[str, Sequence[int]]) -> str:
+def bundle_card(prepared: OpenedRecipe, ranks: Mapping[str, Sequence[int]]) -> str:
     """The card of a bundle: what it is, its tasks, how to use it, the recipe."""
     plan = prepared.plan
     rows = []
@@ -48,7 +48,7 @@ def bundle_card(prepared: Prepared, ranks: Mapping[str, Sequence[int]]) -> str:
     )
 
 
-def checkpoint_card(prepared: Prepared) -> str:
+def checkpoint_card(prepared: OpenedRecipe) -> str:
     """The card of a static merge."""
     plan = prepared.plan
     apart = prepared.recipe.merge.keeps_tasks
@@ -79,7 +79,7 @@ def checkpoint_card(prepared: Prepared) -> str:
     )
 
 
-def _front_matter(prepared: Prepared) -> str:
+def _front_matter(prepared: OpenedRecipe) -> str:
     data = {
         "library_name": "massmerge" if prepared.plan.method == "mass" else "transformers",
         "base_model": [prepared.plan.base, *(task.source for task in prepared.plan.tasks)],

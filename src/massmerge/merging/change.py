@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError, field_validator
 
-from massmerge.bundle.parts_folder import recover
+from massmerge.bundle.merge_folder import recover
 from massmerge.bundle.reader import Bundle
 from massmerge.bundle.watched_files import SourceFiles
 from massmerge.errors import InputError
@@ -16,7 +16,7 @@ from massmerge.io import yaml_file as yamlfile
 from massmerge.io.yaml_file import Part
 from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.heads.text import template_sets
-from massmerge.merging.prepare import Prepared, prepare
+from massmerge.merging.open_recipe import OpenedRecipe, open_recipe
 from massmerge.merging.run import Progress, carry_out, workers_or_all
 from massmerge.recipe import Recipe, TaskRecipe, names_differ
 
@@ -71,7 +71,7 @@ def add(
     overwrite: bool = False,
     strict: bool = False,
     progress: Progress | None = None,
-    planned: Callable[[Prepared], None] = lambda prepared: None,
+    planned: Callable[[OpenedRecipe], None] = lambda prepared: None,
 ) -> Path:
     """Add tasks to a bundle; the experts of its other tasks are not needed.
 
@@ -112,7 +112,7 @@ def remove(
     overwrite: bool = False,
     strict: bool = False,
     progress: Progress | None = None,
-    planned: Callable[[Prepared], None] = lambda prepared: None,
+    planned: Callable[[OpenedRecipe], None] = lambda prepared: None,
 ) -> Path:
     """Remove tasks from a bundle. The others stay as they are, to the byte; no expert is needed.
 
@@ -147,7 +147,7 @@ def prepare_addition(
     folder: str | Path | None = None,
     workers: int = 2,
     download: bool = True,
-) -> Prepared:
+) -> OpenedRecipe:
     """Open a bundle and the experts of new tasks, and plan; see `add`."""
     opened, files = _open(bundle)
     if isinstance(tasks, str | Path):
@@ -169,7 +169,7 @@ def prepare_addition(
             "shared_labels": [*opened.recipe.shared_labels, *given.shared_labels],
         }
     )
-    return prepare(recipe, place, download=download, workers=workers, bundled=Bundled(opened, files))
+    return open_recipe(recipe, place, download=download, workers=workers, bundled=Bundled(opened, files))
 
 
 def _paths_start_here(recipe: Recipe, folder: Path) -> bool:
@@ -192,7 +192,7 @@ def _anchored(task: TaskRecipe, folder: Path) -> TaskRecipe:
     return task.model_copy(update={"expert": found(task.expert), "labels": found(task.labels), "head": head})
 
 
-def prepare_removal(bundle: str | Path, tasks: str | Sequence[str], *, workers: int = 2) -> Prepared:
+def prepare_removal(bundle: str | Path, tasks: str | Sequence[str], *, workers: int = 2) -> OpenedRecipe:
     """Open a bundle and plan it without some of its tasks; see `remove`."""
     opened, files = _open(bundle)
     gone = {tasks} if isinstance(tasks, str) else set(map(str, tasks))
@@ -206,7 +206,7 @@ def prepare_removal(bundle: str | Path, tasks: str | Sequence[str], *, workers: 
     if not left:
         raise InputError(f"{bundle}: no task would be left. A bundle has at least one; remove the folder instead.")
     bundled = Bundled(opened, files, left)
-    return prepare(_without(opened.recipe, gone), Path(), download=True, workers=workers, bundled=bundled)
+    return open_recipe(_without(opened.recipe, gone), Path(), download=True, workers=workers, bundled=bundled)
 
 
 def _without(recipe: Recipe, gone: set[str]) -> Recipe:

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from massmerge.bundle.parts_folder import MergeFolder
+from massmerge.bundle.merge_folder import MergeFolder
 from massmerge.errors import Problem
 from massmerge.io.tensor_file import read_tensor
-from massmerge.merging.prepare import Prepared
+from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.routing.projection import site_basis
 from massmerge.routing.separation import separation
 from massmerge.routing.sites import Site, voting_sites
 
 
-def findings(prepared: Prepared, work: MergeFolder) -> list[Problem]:
+def findings(prepared: OpenedRecipe, work: MergeFolder) -> list[Problem]:
     """Warnings about a merge, from its parts."""
     found = [*_equal_experts(prepared, work), *_untrained_poolers(prepared)]
     if not prepared.recipe.merge.static and prepared.recipe.router.kind == "projection":
@@ -24,7 +24,7 @@ def findings(prepared: Prepared, work: MergeFolder) -> list[Problem]:
     return found
 
 
-def _equal_experts(prepared: Prepared, work: MergeFolder) -> Iterator[Problem]:
+def _equal_experts(prepared: OpenedRecipe, work: MergeFolder) -> Iterator[Problem]:
     """Experts that change nothing, which most often is a mistake in the recipe."""
     parts = [work.header(i) for i in range(len(prepared.plan.tensors))]
     changed = sum((read_tensor(part["norm"]) for part in parts), start=torch.zeros(len(prepared.recipe.tasks)))
@@ -34,7 +34,7 @@ def _equal_experts(prepared: Prepared, work: MergeFolder) -> Iterator[Problem]:
             yield Problem(f"task {task.name} ({task.expert})", text, "warning")
 
 
-def _untrained_poolers(prepared: Prepared) -> Iterator[Problem]:
+def _untrained_poolers(prepared: OpenedRecipe) -> Iterator[Problem]:
     """Linear heads that would have read a pooler which their expert never trained."""
     for task in prepared.opened:
         read = prepared.heads[task.name].features
@@ -47,7 +47,7 @@ def _untrained_poolers(prepared: Prepared) -> Iterator[Problem]:
             yield Problem(f"task {task.name} ({task.expert})", text, "warning")
 
 
-def _inseparable_tasks(prepared: Prepared, work: MergeFolder) -> Iterator[Problem]:
+def _inseparable_tasks(prepared: OpenedRecipe, work: MergeFolder) -> Iterator[Problem]:
     """Tasks whose subspaces the projection router cannot tell apart."""
     tasks = prepared.plan.tasks
     ranks = {tensor.name: tensor.ranks for tensor in prepared.plan.tensors}

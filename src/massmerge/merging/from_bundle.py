@@ -15,13 +15,36 @@ from massmerge.bundle.layout import BASE, BASE_WEIGHTS, HEAD, ROUTER, TASKS, hea
 from massmerge.bundle.manifest import read_manifest
 from massmerge.bundle.reader import Bundle, BundleTask
 from massmerge.bundle.watched_files import SourceFiles
-from massmerge.checkpoints import Base, HeadParts, LowRank, Source, find_source
+from massmerge.checkpoints import Base, ExpertTensor, HeadParts, Source, find_source
 from massmerge.checkpoints.backbone import language_class, load_config
-from massmerge.checkpoints.skeleton import build
+from massmerge.checkpoints.expert_tensors import FullTensor, Kept
+from massmerge.checkpoints.skeleton import Kind, build
 from massmerge.errors import InputError, Problem
 from massmerge.linalg.factors import Factors
-from massmerge.merging.deltas import Kept
 from massmerge.merging.heads import HeadSource
+
+
+@dataclass(frozen=True, eq=False)
+class StoredDelta(ExpertTensor):
+    """A delta as far as a bundle's factors hold it; norm and energy speak of the expert's whole delta."""
+
+    stored: Kept
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """The factors."""
+        return self.stored.factors
+
+    def matrix(self, base: Tensor, kind: Kind) -> Tensor:
+        """The product of the factors."""
+        return self.stored.factors.dense()
+
+    def keep(self, base: Tensor, kind: Kind, rank: int, energy: float | None = None) -> Kept:
+        """The factors cut to a rank, which the share of energy was turned into when the task was merged first."""
+        squares = self.stored.factors.s.double().square()
+        cut = self.stored.factors.first(rank)
+        share = self.stored.energy * float(squares[: cut.rank].sum() / squares.sum())
+        return Kept(cut, self.stored.norm, share)
 
 
 @dataclass(frozen=True)
@@ -58,35 +81,34 @@ class BundledExpert:
 
     def names(self) -> set[str]:
         """What the task changes, and what it adds to the base."""
-        parts = {f"{name}.{part}" for name in self._ranks for part in "usv"}
-        return set(self._ranks) | {name for name in self.bundle.headers[self.task.name] if name not in parts}
+        return self.bundle.task_file(self.task.name).names()
 
     def rank_limit(self, name: str) -> int | None:
         """The rank that the bundle keeps; none for a tensor that it keeps whole."""
         return self._ranks.get(name)
 
-    def read(self, name: str) -> Tensor | LowRank:
+    def read(self, name: str) -> ExpertTensor:
         """The tensor that the task keeps whole, or its delta as far as the factors hold it."""
-        if name not in self._ranks:
+        found = self.bundle.factors(self.task.name, name)
+        if found is None:
             value = self.bundle.whole(self.task.name, name)
             assert value is not None, f"{self.task.name} leaves {name} as it is"
-            return value
-        factors = self._factors(name)
-        return LowRank(factors.u * factors.s, factors.v)
+            return FullTensor(value)
+        norm, energy = (float(self.bundle.statistics[n][self._rows[name], self._position]) for n in ("norm", "energy"))
+        return StoredDelta(Kept(Factors(found.u.float(), found.s, found.v.float()), norm, energy))
 
-    def kept(self, name: str, rank: int) -> Kept:
-        """The factors cut to a rank; norm and energy speak of the expert's whole delta, as the bundle recorded them."""
-        factors, row = self._factors(name), self._rows[name]
-        k = min(rank, factors.rank)
-        cut = Factors(factors.u[:, :k].contiguous(), factors.s[:k].contiguous(), factors.v[:k].contiguous())
-        squares = factors.s.double().square()
-        norm, energy = (float(self.bundle.statistics[n][row, self._position]) for n in ("norm", "energy"))
-        return Kept(cut, norm, energy * float(squares[:k].sum() / squares.sum()))
+    @property
+    def at_hand(self) -> bool:
+        """What is left of the expert is."""
+        return True
 
-    def _factors(self, name: str) -> Factors:
-        found = self.bundle.factors(self.task.name, name)
-        assert found is not None, f"{self.task.name} leaves {name} as it is"
-        return Factors(found.u.float(), found.s, found.v.float())
+    def changes(self, name: str, base: Base) -> bool:
+        """A bundle holds what its tasks change and nothing else."""
+        return True
+
+    def apart_bytes(self, base: int, stored: int) -> int:
+        """As many as the base's; of an adapter, as many as are stored of it."""
+        return base if self.form == "full" else stored
 
 
 class Bundled:

@@ -1,20 +1,24 @@
-"""What a merge will do, as plain data: tensors, ranks, bytes, memory, time, problems."""
+"""What a merge will do: which tensors the experts change, their ranks, and what all of it weighs and takes."""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from massmerge.checkpoints.skeleton import Kind
+from massmerge.checkpoints import Expert
+from massmerge.checkpoints.skeleton import Kind, Slot
 from massmerge.errors import Problem
+from massmerge.io.tensor_file import TensorInfo
+from massmerge.merging.costs import entry_bytes, file_bytes, merge_seconds, peak_memory, rest_bytes
+from massmerge.merging.ranks import MatrixSize, core_bytes, factor_bytes, ranks_by_budget, ranks_by_rule, too_small
+from massmerge.recipe import Recipe
 
-# Rough speeds of one core, for the estimate of time: products and the partial eigensolver, in operations a second.
-_PRODUCT_SPEED, _EIGEN_SPEED, _DISK_SPEED = 60e9, 12e9, 400e6
-_LIBRARIES = 500_000_000  # resident memory of the interpreter with torch and transformers
+if TYPE_CHECKING:
+    from massmerge.merging.open_recipe import OpenedRecipe
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class TensorPlan:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensor itself."""
-        return math.prod(self.shape) * _itemsize(self.dtype)
+        return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
 
 
 @dataclass(frozen=True)
@@ -121,30 +125,169 @@ class Plan:
         return json.loads(json.dumps(data))
 
 
-def _itemsize(dtype: str) -> int:
-    return int(getattr(torch, dtype).itemsize)
+def touched_by(prepared: OpenedRecipe, expert: Expert) -> set[str]:
+    """The tensors that an expert changes; all that it may change where they are not known or make no difference.
+
+    Raises:
+        InputError: a tensor cannot be read.
+    """
+    names = expert.names()
+    if prepared.recipe.merge.static or not _at_hand(prepared, expert):  # a static merge shares out no bytes
+        return names
+    return {name for name in names if expert.changes(name, prepared.base)}
 
 
-def peak_memory(matrices: list[TensorPlan], whole: list[TensorPlan], workers: int) -> int:
-    """Each worker holds one tensor of base and expert, their difference in float32, and the factors of all tasks."""
-
-    def held(t: TensorPlan) -> int:
-        count = math.prod(t.shape)
-        factors = sum(t.ranks) * sum(t.matrix) * 4 if t.matrix else 0
-        return 4 * count * 4 + 2 * factors + (3 * min(t.matrix) ** 2 * 8 if t.matrix else 0)
-
-    largest = sorted((held(t) for t in (*matrices, *whole)), reverse=True)[:workers]
-    return _LIBRARIES + sum(largest)
+def _at_hand(prepared: OpenedRecipe, expert: Expert) -> bool:
+    return prepared.base.source.path is not None and expert.at_hand
 
 
-def merge_seconds(matrices: list[TensorPlan], sizes: Sizes, workers: int) -> float:
-    """A rough time: operations by the speed of one core, bytes by the speed of a disk."""
-    total = 0.0
-    for t in matrices:
-        assert t.matrix is not None
-        m, n = t.matrix
-        small = min(m, n)
-        used = [k for k in t.ranks if k]
-        total += sum(2 * m * n * small / _PRODUCT_SPEED + 1.4 * small**3 / _EIGEN_SPEED for _ in used)
-        total += 2 * (sum(used) ** 2) * (m + n) / _PRODUCT_SPEED
-    return round(total / workers + 3 * sizes.counted / _DISK_SPEED + 0.5, 1)
+def _ranks_known(prepared: OpenedRecipe) -> bool:
+    """Whether ranks will be those of the plan: they do not depend on weights that were not read."""
+    known = prepared.recipe.merge.static or all(_at_hand(prepared, expert) for expert in prepared.experts.values())
+    return known and not isinstance(prepared.recipe.merge.rank, float)
+
+
+def plan_merge(prepared: OpenedRecipe, touched: dict[str, set[str]], problems: list[Problem], workers: int) -> Plan:
+    """What a merge will do, by the tensors that each task changes; problems with ranks are added to the others."""
+    recipe, base = prepared.recipe, prepared.base
+    order = [task.name for task in recipe.tasks if task.name in prepared.experts]
+    sizes_of = _matrix_sizes(prepared, order, touched)
+    whole = _whole_tensors(prepared, order, touched)
+    fixed = recipe.router.first_pass == "fixed" and not recipe.merge.static
+    base_bytes = file_bytes({name: base.info(name) for name in sorted(base.slots)})
+    whole_bytes = sum(t.nbytes * sum(t.ranks) + entry_bytes(t.name) * sum(t.ranks) for t in whole)
+    rest = rest_bytes(prepared, sizes_of)
+    ranks = _ranks(recipe, sizes_of, base_bytes, whole_bytes + rest, fixed, problems)
+    matrices = [
+        TensorPlan(
+            x.name,
+            base.slots[x.name].kind,
+            base.slots[x.name].shape,
+            _dtype(base.info(x.name)),
+            (x.m, x.n),
+            ranks[x.name],
+        )
+        for x in sizes_of
+    ]
+    factors = {t: sum(factor_bytes(x, ranks[x.name][i]) for x in sizes_of) for i, t in enumerate(order)}
+    cores = sum(core_bytes(x, ranks[x.name]) for x in sizes_of) if fixed else 0
+    head_bytes = sum(head.nbytes for head in (*prepared.heads.values(), prepared.base_head) if head is not None)
+    sizes = Sizes(base_bytes, sum(factors.values()), whole_bytes, cores, rest, head_bytes)
+    if recipe.merge.static:
+        copies = len(order) if recipe.merge.keeps_tasks else 1
+        sizes = Sizes(base_bytes, 0, (copies - 1) * base_bytes, 0, rest, head_bytes)
+    elif recipe.merge.budget is not None and sizes.counted > recipe.merge.budget * base_bytes:
+        problems.append(
+            Problem(
+                "budget",
+                f"cannot be held: rank 1 everywhere and what is stored whole weigh {sizes.ratio:.2f} times the base, the "
+                f"budget is {recipe.merge.budget}. Raise it, or merge fewer tasks.",
+                "warning",
+            )
+        )
+    apart = not recipe.merge.static or recipe.merge.method == "tsv_c"  # what is stored, or would be, for each task
+    tasks = tuple(
+        _task_plan(
+            prepared, name, base_bytes, apart * factors[name], apart * sum(t.nbytes for t in whole if t.ranks[i])
+        )
+        for i, name in enumerate(order)
+    )
+    return Plan(
+        recipe.merge.method,
+        recipe.base,
+        base.skeleton.class_name,
+        base.source.revision,
+        tasks,
+        (*matrices, *whole),
+        sizes,
+        _ranks_known(prepared),
+        peak_memory(matrices, whole, workers),
+        merge_seconds(matrices, sizes, workers),
+        tuple(problems),
+        tuple(task.name for task in recipe.tasks if task.name not in prepared.experts),
+    )
+
+
+def _is_factored(prepared: OpenedRecipe, slot: Slot) -> bool:
+    """Whether a tensor gets factors.
+
+    What a bundle keeps whole stays whole, also where there are fewer tasks now; what it has cut off cannot be made whole.
+    """
+    base, options = prepared.base, prepared.recipe.merge
+    if slot.matrix is None or slot.name not in base.readings or not base.info(slot.name).dtype.is_floating_point:
+        return False
+    if prepared.bundled is not None:
+        bundle, full = prepared.bundled.bundle, min(slot.matrix)
+        if any(slot.name in header for header in bundle.headers.values()):
+            return False
+        if any(0 < rank < full for rank in bundle.ranks.get(slot.name, ())):
+            return True
+    cut = options.rank is not None or options.budget is not None
+    return not (cut and too_small(slot.matrix, len(prepared.experts)))
+
+
+def _matrix_sizes(prepared: OpenedRecipe, order: list[str], touched: dict[str, set[str]]) -> list[MatrixSize]:
+    sizes = []
+    for name, slot in sorted(prepared.base.slots.items()):
+        if slot.matrix is None or not _is_factored(prepared, slot):
+            continue
+        full = min(slot.matrix)
+        known = {t: prepared.experts[t].rank_limit(name) for t in order if name in touched[t]}
+        limits = tuple((known[t] or full) if t in known else 0 for t in order)
+        if any(limits):
+            sizes.append(MatrixSize(name, *slot.matrix, prepared.base.info(name).dtype.itemsize, limits))
+    return sizes
+
+
+def _whole_tensors(prepared: OpenedRecipe, order: list[str], touched: dict[str, set[str]]) -> list[TensorPlan]:
+    """Tensors without factors: norms, biases, tokens, matrices smaller than the number of tasks, what only experts have."""
+    base, tensors = prepared.base, []
+    for name, slot in sorted(base.skeleton.slots.items()):
+        flags = tuple(int(name in touched[t]) for t in order)
+        if not any(flags) or _is_factored(prepared, slot):
+            continue
+        first = next(iter(base.readings.values())).info
+        dtype = _dtype(base.info(name) if name in base.readings else first)
+        tensors.append(TensorPlan(name, slot.kind, slot.shape, dtype, None, flags, name in base.readings))
+    return tensors
+
+
+def _ranks(
+    recipe: Recipe, sizes: list[MatrixSize], base: int, taken: int, fixed: bool, problems: list[Problem]
+) -> dict[str, tuple[int, ...]]:
+    rule = recipe.merge.rank
+    if rule is None and recipe.merge.static:
+        return {x.name: x.limits for x in sizes}  # nothing is truncated
+    if rule is None:
+        assert recipe.merge.budget is not None
+        return ranks_by_budget(sizes, int((recipe.merge.budget - 1) * base) - taken, fixed=fixed)
+    largest = max(sizes, key=lambda x: min(x.m, x.n), default=None)
+    if isinstance(rule, int) and largest is not None and rule > min(largest.m, largest.n):
+        problems.append(
+            Problem(
+                "rank",
+                f"{rule} is larger than every matrix: the largest, {largest.name}, is {largest.m}×{largest.n}. "
+                f"Give at most {min(largest.m, largest.n)}.",
+            )
+        )
+    return ranks_by_rule(sizes, rule)
+
+
+def _task_plan(prepared: OpenedRecipe, name: str, base_bytes: int, factors: int, whole: int) -> TaskPlan:
+    expert, head = prepared.experts[name], prepared.heads.get(name)
+    return TaskPlan(
+        name,
+        expert.source.text,
+        expert.source.revision,
+        expert.form,
+        head.labels if head else None,
+        (head.class_name or head.kind) if head else "none",
+        factors,
+        whole,
+        head.nbytes if head else 0,
+        expert.apart_bytes(base_bytes, factors + whole),
+    )
+
+
+def _dtype(info: TensorInfo) -> str:
+    return str(info.dtype).removeprefix("torch.")

@@ -20,16 +20,16 @@ from torch import Tensor
 
 import massmerge
 from massmerge.bundle.layout import PROCESSOR
-from massmerge.bundle.parts_folder import MergeFolder, recover, refuse_target
+from massmerge.bundle.merge_folder import MergeFolder, recover, refuse_target
+from massmerge.checkpoints.expert_tensors import difference
 from massmerge.errors import InputError, MassError, Problem, problems_error
 from massmerge.io.allocator import mapped_buffers
-from massmerge.linalg.factors import Factors, core_matrix, cosine_matrix
-from massmerge.merging.deltas import Kept, delta, distinct
+from massmerge.linalg.factors import Factors, accept_distinct, core_matrix, cosine_matrix, similarity
 from massmerge.merging.findings import findings
 from massmerge.merging.heads.sources import named_files
+from massmerge.merging.open_recipe import OpenedRecipe, open_recipe, recipe_and_folder
 from massmerge.merging.originals import Originals
 from massmerge.merging.plan import TensorPlan
-from massmerge.merging.prepare import Prepared, prepare, recipe_and_folder
 from massmerge.merging.static.parts import StaticParts
 from massmerge.merging.static.write import assemble_checkpoint, assemble_checkpoints
 from massmerge.merging.write import assemble_bundle
@@ -77,7 +77,7 @@ def merge(
     overwrite: bool = False,
     strict: bool = False,
     progress: Progress | None = None,
-    planned: Callable[[Prepared], None] = lambda prepared: None,
+    planned: Callable[[OpenedRecipe], None] = lambda prepared: None,
 ) -> Path:
     """Build a bundle, or with a static method an ordinary checkpoint.
 
@@ -102,7 +102,7 @@ def merge(
     """
     recipe, folder = recipe_and_folder(recipe, folder)
     workers = workers_or_all(workers)
-    prepared = prepare(recipe, folder, download=True, workers=workers)
+    prepared = open_recipe(recipe, folder, download=True, workers=workers)
     return carry_out(
         prepared, out, workers=workers, overwrite=overwrite, strict=strict, progress=progress, planned=planned
     )
@@ -116,14 +116,14 @@ def workers_or_all(workers: int | None) -> int:
 
 
 def carry_out(
-    prepared: Prepared,
+    prepared: OpenedRecipe,
     out: str | Path | None,
     *,
     workers: int,
     overwrite: bool = False,
     strict: bool = False,
     progress: Progress | None = None,
-    planned: Callable[[Prepared], None] = lambda prepared: None,
+    planned: Callable[[OpenedRecipe], None] = lambda prepared: None,
 ) -> Path:
     """Do what has been planned; see `merge`. With no `out`, the bundle that tasks are taken from is replaced."""
     progress = progress or Silent()
@@ -153,7 +153,7 @@ def carry_out(
 
 
 @contextmanager
-def _tidy(prepared: Prepared, work: MergeFolder) -> Iterator[None]:
+def _tidy(prepared: OpenedRecipe, work: MergeFolder) -> Iterator[None]:
     """Keep what is finished of a merge that fails, but nothing of one with wrong input."""
     try:
         yield
@@ -164,7 +164,7 @@ def _tidy(prepared: Prepared, work: MergeFolder) -> Iterator[None]:
         raise
 
 
-def _refuse_changed(prepared: Prepared, work: MergeFolder) -> None:
+def _refuse_changed(prepared: OpenedRecipe, work: MergeFolder) -> None:
     """Raise an error if the bundle that tasks are taken from is another one by now; nothing of this merge fits it."""
     if prepared.bundled is not None and prepared.bundled.changed():
         work.discard()
@@ -173,7 +173,7 @@ def _refuse_changed(prepared: Prepared, work: MergeFolder) -> None:
         )
 
 
-def check_target(prepared: Prepared, out: str | Path | None, *, overwrite: bool) -> None:
+def check_target(prepared: OpenedRecipe, out: str | Path | None, *, overwrite: bool) -> None:
     """What `carry_out` would say of its target, for a look ahead.
 
     Raises:
@@ -183,7 +183,7 @@ def check_target(prepared: Prepared, out: str | Path | None, *, overwrite: bool)
     refuse_target(target, "", overwrite=overwrite)
 
 
-def _target(prepared: Prepared, out: str | Path | None, *, overwrite: bool) -> tuple[Path, bool]:
+def _target(prepared: OpenedRecipe, out: str | Path | None, *, overwrite: bool) -> tuple[Path, bool]:
     """The folder to write, and whether a bundle that is there is replaced, as one that is changed in place always is."""
     own = prepared.bundled.bundle.path.resolve() if prepared.bundled else None
     target = own if out is None else Path(out).resolve()
@@ -193,7 +193,7 @@ def _target(prepared: Prepared, out: str | Path | None, *, overwrite: bool) -> t
     return target, overwrite or target == own
 
 
-def _assemble(prepared: Prepared, work: MergeFolder, fingerprint: str) -> None:
+def _assemble(prepared: OpenedRecipe, work: MergeFolder, fingerprint: str) -> None:
     work.fresh_result()
     if not prepared.recipe.merge.static:
         assemble_bundle(prepared, work, fingerprint)
@@ -206,7 +206,7 @@ def _assemble(prepared: Prepared, work: MergeFolder, fingerprint: str) -> None:
 class _Run:
     """The tensors of one merge."""
 
-    def __init__(self, prepared: Prepared, work: MergeFolder, progress: Progress) -> None:
+    def __init__(self, prepared: OpenedRecipe, work: MergeFolder, progress: Progress) -> None:
         self.prepared, self.work, self.progress = prepared, work, progress
         self.originals = Originals(prepared)
         self.order = self.originals.tasks
@@ -254,14 +254,11 @@ class _Run:
             "result is not finite. Fine-tune or save the expert again, or leave the task out."
         )
 
-    def _kept(self, tensor: TensorPlan, given: dict[int, str], base: Tensor) -> dict[int, Kept]:
-        found = {i: self.originals.kept(tensor, task, base) for i, task in given.items()}
-        return {i: kept for i, kept in found.items() if kept is not None}
-
     def _factored(self, tensor: TensorPlan, given: dict[int, str]) -> dict[str, Tensor]:
         """Factors of every task, and what is known of them together."""
-        base = self.originals.base(tensor)
-        kept = self._kept(tensor, given, base)
+        base = self.originals.base(tensor.name)
+        found = {i: self.originals.kept(tensor, task, base) for i, task in given.items()}
+        kept = {i: one for i, one in found.items() if one is not None}
         part: dict[str, Tensor] = {}
         for i, one in kept.items():
             part |= {
@@ -277,12 +274,21 @@ class _Run:
             factors = [one.factors for one in kept.values()]
             norm[positions] = torch.tensor([one.norm for one in kept.values()])
             energy[positions] = torch.tensor([one.energy for one in kept.values()])
-            cosine[torch.tensor(positions)[:, None], torch.tensor(positions)] = cosine_matrix(factors).float()
-            chosen = distinct(factors, self.prepared.recipe.merge.redundancy)
+            similar = cosine_matrix(factors)
+            cosine[torch.tensor(positions)[:, None], torch.tensor(positions)] = similar.float()
+            chosen = self._distinct(factors, similar)
             accepted[[positions[j] for j in chosen]] = 1
             if self.prepared.recipe.router.first_pass == "fixed":
                 part["core"] = self._core([factors[j] for j in chosen])
         return part | {"norm": norm, "energy": energy, "cosine": cosine, "accepted": accepted}
+
+    def _distinct(self, factors: list[Factors], cosine: Tensor) -> list[int]:
+        """Positions of the tasks that the fixed model is made of, in order."""
+        redundancy = self.prepared.recipe.merge.redundancy
+        if isinstance(redundancy, str):
+            return list(range(len(factors)))
+        alike = cosine if redundancy.metric == "cosine" else similarity(factors, redundancy.metric)
+        return accept_distinct(alike, redundancy.threshold)
 
     def _core(self, factors: list[Factors]) -> Tensor:
         """The fixed model's core: float32, or float64 where rounding would show and no budget counts the bytes."""
@@ -293,12 +299,11 @@ class _Run:
 
     def _whole(self, tensor: TensorPlan, given: dict[int, str]) -> dict[str, Tensor]:
         """The experts' own values where they differ from the base."""
-        base = self.originals.base(tensor)
+        base = self.originals.base(tensor.name)
         part = {"norm": torch.zeros(len(self.order))}
         for i, task in given.items():
             value = self.originals.whole(tensor, task, base)
-            change = delta(base, value)
-            part["norm"][i] = float(change.double().norm())
+            part["norm"][i] = float(difference(base, value).double().norm())
             if part["norm"][i] > 0 or not tensor.in_base:
                 part[f"{i}.whole"] = value.to(base.dtype).contiguous()
         return part
@@ -316,7 +321,7 @@ def _one_thread_each() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _fingerprint(prepared: Prepared, workers: int) -> str:
+def _fingerprint(prepared: OpenedRecipe, workers: int) -> str:
     """What the result depends on: this version, the recipe, and the bytes of its sources (a hub's by its revision).
 
     Not their times or places: the same experts in another folder give the same bundle, and an expert that was replaced by
@@ -337,7 +342,7 @@ def _fingerprint(prepared: Prepared, workers: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _refuse_full_disk(target: Path, prepared: Prepared) -> None:
+def _refuse_full_disk(target: Path, prepared: OpenedRecipe) -> None:
     sizes = prepared.plan.sizes
     needed = sizes.counted + sizes.heads + sizes.factors + sizes.whole + sizes.fixed  # the parts stay until the end
     existing = next(p for p in (target, *target.parents) if p.exists())
@@ -346,7 +351,7 @@ def _refuse_full_disk(target: Path, prepared: Prepared) -> None:
         raise MassError(f"{existing}: the merge needs {needed:,} bytes, the disk has {free:,} left. Free some space.")
 
 
-def _tell_damaged(prepared: Prepared, work: MergeFolder, progress: Progress) -> None:
+def _tell_damaged(prepared: OpenedRecipe, work: MergeFolder, progress: Progress) -> None:
     for index in work.damaged:
         name = prepared.plan.tensors[index].name
         progress.warning(Problem(name, "what was kept of it is damaged on the disk; it is made again.", "warning"))

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from massmerge.bundle.reader import Bundle
 from massmerge.bundle.watched_files import SourceFiles
-from massmerge.checkpoints import LowRank
-from massmerge.checkpoints.skeleton import Kind, to_matrix
+from massmerge.checkpoints.expert_tensors import difference
+from massmerge.checkpoints.skeleton import Kind
 from massmerge.errors import InputError, problems_error
 from massmerge.linalg.factors import remaining_energy
-from massmerge.merging.deltas import delta, in_full
 from massmerge.merging.from_bundle import Bundled
-from massmerge.merging.prepare import Prepared, prepare
+from massmerge.merging.open_recipe import OpenedRecipe, open_recipe
 
 # How far factors may be from the best ones of their rank, by their dtype, as a share of the delta. Float32 could do with
 # less, but for the kept energy that the merge recorded: rounded to 1e-7, it leaves a root of that in doubt.
@@ -107,9 +106,9 @@ def verify_bundle(
     return Verification(str(path), files, damage, tasks)
 
 
-def _prepare(bundle: Bundle, folder: Path) -> Prepared:
+def _prepare(bundle: Bundle, folder: Path) -> OpenedRecipe:
     try:
-        prepared = prepare(bundle.recipe, folder, download=True)
+        prepared = open_recipe(bundle.recipe, folder, download=True)
         if prepared.plan.errors:
             raise problems_error(prepared.plan.errors)
     except InputError as error:
@@ -119,7 +118,7 @@ def _prepare(bundle: Bundle, folder: Path) -> Prepared:
 
 
 def _verify_task(
-    bundle: Bundle, prepared: Prepared, position: int, progress: Callable[[str], None]
+    bundle: Bundle, prepared: OpenedRecipe, position: int, progress: Callable[[str], None]
 ) -> TaskVerification:
     task = bundle.tasks[position]
     errors: list[TensorError] = []
@@ -133,11 +132,11 @@ def _verify_task(
         base = prepared.base.read(tensor.name) if tensor.in_base else torch.zeros(tensor.shape)
         given = prepared.experts[task.name].read(tensor.name)
         if tensor.name not in rows:
-            own = in_full(base, given, prepared.base.skeleton.slots[tensor.name])
+            own = given.value(base, prepared.base.skeleton.slots[tensor.name])
             if not _whole_agrees(bundle.whole(task.name, tensor.name), base, own, tensor.kind):
                 faults.append(f"{tensor.name}: not the expert's value")
             continue
-        change = given.b @ given.a if isinstance(given, LowRank) else to_matrix(delta(base, given), tensor.kind)
+        change = given.matrix(base, tensor.kind)
         length = float(change.double().norm())
         factors = bundle.factors(task.name, tensor.name)
         if factors is None:
@@ -167,7 +166,7 @@ def _whole_agrees(stored: Tensor | None, base: Tensor, given: Tensor, kind: Kind
 
     A small matrix may have been put together from its factors when a task was added, so it is the expert's up to rounding.
     """
-    change = delta(base, given)
+    change = difference(base, given)
     if stored is None:
         return not bool(change.any())
     own = given.to(stored.dtype)

@@ -13,20 +13,20 @@ import massmerge
 from massmerge.bundle.base import base_sha256
 from massmerge.bundle.layout import BASE, BASE_WEIGHTS, CARD, FACTORS, FIXED, PROCESSOR, RECIPE, STATISTICS, task_folder
 from massmerge.bundle.manifest import write_manifest
-from massmerge.bundle.parts_folder import MergeFolder
+from massmerge.bundle.merge_folder import MergeFolder
 from massmerge.checkpoints import Source
+from massmerge.checkpoints.expert_tensors import finite
 from massmerge.errors import InputError
 from massmerge.io.tensor_file import TensorInfo, read_bytes, read_tensor, tensor_bytes, write_stream, write_tensors
 from massmerge.io.untrusted import GENERATION_CONFIG
 from massmerge.merging.card import bundle_card
-from massmerge.merging.deltas import finite
 from massmerge.merging.heads import write_head
 from massmerge.merging.heads.sources import write_json
-from massmerge.merging.prepare import Prepared
+from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.recipe import TaskRecipe
 
 
-def assemble_bundle(prepared: Prepared, work: MergeFolder, fingerprint: str) -> None:
+def assemble_bundle(prepared: OpenedRecipe, work: MergeFolder, fingerprint: str) -> None:
     """Write the bundle to the work folder's result."""
     out = work.result
     recipe, plan = prepared.recipe, prepared.plan
@@ -45,9 +45,9 @@ def assemble_bundle(prepared: Prepared, work: MergeFolder, fingerprint: str) -> 
     _write_statistics(prepared, work, out / STATISTICS)
     if recipe.router.first_pass == "fixed":
         _write_fixed(prepared, work, out / FIXED)
-    (out / RECIPE).write_text(recipe.dump(), encoding="utf-8")
+    (out / RECIPE).write_text(recipe.dump(), encoding="utf-8", newline="\n")
     ranks = _ranks(prepared, work)
-    (out / CARD).write_text(bundle_card(prepared, ranks), encoding="utf-8")
+    (out / CARD).write_text(bundle_card(prepared, ranks), encoding="utf-8", newline="\n")
     tasks = [
         {"name": t.name, "source": t.source, "revision": t.revision, "form": t.form, "head": t.head} for t in plan.tasks
     ]
@@ -57,7 +57,7 @@ def assemble_bundle(prepared: Prepared, work: MergeFolder, fingerprint: str) -> 
     write_manifest(out, {**common(prepared, fingerprint), "base": base, "tasks": tasks, "ranks": ranks})
 
 
-def copy_head(prepared: Prepared, task: TaskRecipe, folder: Path) -> None:
+def copy_head(prepared: OpenedRecipe, task: TaskRecipe, folder: Path) -> None:
     """A task's head and its labels, into its folder."""
     try:
         write_head(folder, prepared.heads[task.name])
@@ -70,7 +70,7 @@ def _location(source: Source) -> str:
     return f"{source.text.partition('@')[0]}@{source.revision}" if source.revision else str(source.path)
 
 
-def common(prepared: Prepared, fingerprint: str) -> dict[str, object]:
+def common(prepared: OpenedRecipe, fingerprint: str) -> dict[str, object]:
     """What the manifest of every merge says."""
     return {
         "tool": f"massmerge {massmerge.__version__}",
@@ -79,7 +79,7 @@ def common(prepared: Prepared, fingerprint: str) -> dict[str, object]:
     }
 
 
-def write_config(prepared: Prepared, folder: Path) -> None:
+def write_config(prepared: OpenedRecipe, folder: Path) -> None:
     """The configuration of the backbone."""
     skeleton = prepared.base.skeleton
     config = json.loads(skeleton.config.to_json_string(use_diff=False)) | {"architectures": [skeleton.class_name]}
@@ -90,18 +90,18 @@ def write_config(prepared: Prepared, folder: Path) -> None:
         shutil.copyfile(generation, folder / GENERATION_CONFIG)
 
 
-def _write_base(prepared: Prepared, path: Path) -> None:
+def _write_base(prepared: OpenedRecipe, path: Path) -> None:
     """The base under module names, which `from_pretrained` reads as well as the names of older versions."""
     infos = {name: prepared.base.info(name) for name in sorted(prepared.base.slots)}
     write_stream(path, infos, (base_bytes(prepared, name) for name in infos))
 
 
-def base_bytes(prepared: Prepared, name: str) -> memoryview:
+def base_bytes(prepared: OpenedRecipe, name: str) -> memoryview:
     """The data of one of the base's tensors."""
     return tensor_bytes(finite(prepared.base.read(name), f"base ({prepared.recipe.base})", name))
 
 
-def copy_processor(prepared: Prepared, folder: Path) -> None:
+def copy_processor(prepared: OpenedRecipe, folder: Path) -> None:
     """The files of the tokenizer or image processor."""
     if prepared.processor:
         folder.mkdir(exist_ok=True)
@@ -109,7 +109,7 @@ def copy_processor(prepared: Prepared, folder: Path) -> None:
         shutil.copyfile(path, folder / name)
 
 
-def _write_task(prepared: Prepared, work: MergeFolder, position: int, folder: Path) -> None:
+def _write_task(prepared: OpenedRecipe, work: MergeFolder, position: int, folder: Path) -> None:
     """One task's factors and whole tensors, streamed from the parts."""
     infos: dict[str, TensorInfo] = {}
     for index, tensor in enumerate(prepared.plan.tensors):
@@ -122,13 +122,13 @@ def _write_task(prepared: Prepared, work: MergeFolder, position: int, folder: Pa
     write_stream(folder / FACTORS, infos, (read_bytes(info) for info in infos.values()))
 
 
-def _matrix_headers(prepared: Prepared, work: MergeFolder) -> Iterator[tuple[str, dict[str, TensorInfo]]]:
+def _matrix_headers(prepared: OpenedRecipe, work: MergeFolder) -> Iterator[tuple[str, dict[str, TensorInfo]]]:
     for index, tensor in enumerate(prepared.plan.tensors):
         if tensor.matrix is not None:
             yield tensor.name, work.header(index)
 
 
-def _ranks(prepared: Prepared, work: MergeFolder) -> dict[str, list[int]]:
+def _ranks(prepared: OpenedRecipe, work: MergeFolder) -> dict[str, list[int]]:
     count = len(prepared.recipe.tasks)
     return {
         name: [header[f"{i}.s"].shape[0] if f"{i}.s" in header else 0 for i in range(count)]
@@ -136,7 +136,7 @@ def _ranks(prepared: Prepared, work: MergeFolder) -> dict[str, list[int]]:
     }
 
 
-def _write_statistics(prepared: Prepared, work: MergeFolder, path: Path) -> None:
+def _write_statistics(prepared: OpenedRecipe, work: MergeFolder, path: Path) -> None:
     """A row for each matrix, in the order of the manifest's `ranks`."""
     rows = [header for _, header in _matrix_headers(prepared, work)]
     names = ("norm", "energy", "cosine", "accepted")
@@ -145,7 +145,7 @@ def _write_statistics(prepared: Prepared, work: MergeFolder, path: Path) -> None
     write_tensors(path, {n: torch.stack(v) if v else torch.zeros(0, count) for n, v in stacked.items()})
 
 
-def _write_fixed(prepared: Prepared, work: MergeFolder, path: Path) -> None:
+def _write_fixed(prepared: OpenedRecipe, work: MergeFolder, path: Path) -> None:
     """The core matrices: with the tasks' factors they are the fixed model."""
     infos = {name: header["core"] for name, header in _matrix_headers(prepared, work) if "core" in header}
     write_stream(path, infos, (read_bytes(info) for info in infos.values()))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from massmerge.bundle.layout import LEFT_OVER, MANIFEST, ROUTER
 from massmerge.bundle.manifest import read_manifest, sign_manifest
-from massmerge.bundle.parts_folder import recover
+from massmerge.bundle.merge_folder import recover
 from massmerge.bundle.watched_files import SourceFiles
 from massmerge.bundle.work_folder import WorkFolder, in_words
 from massmerge.errors import InputError

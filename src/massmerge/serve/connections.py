@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +104,18 @@ def connection_limits(most: int) -> tuple[int, int]:
     Args:
         most: how many are wanted at most.
     """
-    handles = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    free = most + _BACKLOG
-    if handles != resource.RLIM_INFINITY:
+    free, handles = most + _BACKLOG, _handles()
+    if handles is not None:
         free = max(2, handles - len(list(Path("/dev/fd").iterdir())) - min(_SPARE, handles // 4))
     backlog = max(1, min(_BACKLOG, free // 4))
     return min(most, free - backlog), backlog
+
+
+def _handles() -> int | None:
+    """How many files the process may open; none where there is no limit, or none that matters as on Windows."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit

@@ -66,7 +66,8 @@ def bind(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if os.name == "posix":  # where it means an address that was used a moment ago; on Windows one in use
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((settings.host, settings.port))
     except OSError as error:
         listener.close()
@@ -111,9 +112,8 @@ async def _run(settings: Settings, listener: socket.socket, on_ready: Callable[[
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    loop.add_signal_handler(signal.SIGHUP, reload)
+    for name, action in (("SIGTERM", stop), ("SIGINT", stop), ("SIGBREAK", stop), ("SIGHUP", reload)):
+        _on_signal(loop, name, action)
     watch = loop.create_task(_watch(service, server, on_ready))
     await server.serve([listener])
     watch.cancel()
@@ -121,6 +121,17 @@ async def _run(settings: Settings, listener: socket.socket, on_ready: Callable[[
         if isinstance(service.failure, MassError):
             raise service.failure
         raise MassError(f"{settings.bundle}: cannot be loaded ({type(service.failure).__name__}: {service.failure}).")
+
+
+def _on_signal(loop: asyncio.AbstractEventLoop, name: str, action: Callable[[], None]) -> None:
+    """Call something in the loop on a signal, where the system has it: Windows has no SIGHUP, and SIGBREAK instead."""
+    number = getattr(signal, name, None)
+    if number is None:
+        return
+    try:
+        loop.add_signal_handler(number, action)
+    except NotImplementedError:  # the loop of Windows
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(action))
 
 
 async def _watch(service: Service, server: Server, on_ready: Callable[[], None]) -> None:

@@ -28,7 +28,7 @@ def show_tiny(place: Path, *, writes: bool, quiet: bool) -> dict[str, str]:
     what = "" if writes else ": two full fine-tunes and a LoRA adapter"
     _say(quiet, f"Making a small {made} in {place}{what}.")
     recipe = (make_writing_example if writes else make_example)(place)
-    _say(quiet, recipe.read_text().rstrip())
+    _say(quiet, recipe.read_text(encoding="utf-8").rstrip())
     steps: tuple[tuple[click.Command, list[str], list[str]], ...] = (
         (plan, ["plan", "recipe.yaml"], [str(recipe)]),
         (merge, ["merge", "recipe.yaml", "out/"], [str(recipe), str(place / "out"), "--overwrite"]),

@@ -24,7 +24,7 @@ from massmerge.evaluation.evaluate import evaluate
 from massmerge.evaluation.results import Evaluation
 from massmerge.evaluation.summary import percent
 from massmerge.io.rows import read_inputs
-from massmerge.merging.prepare import make_plan
+from massmerge.merging.open_recipe import make_plan
 from massmerge.merging.run import merge
 from massmerge.model.answers import Prediction
 from massmerge.model.explain import explain

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from massmerge.bundle.layout import LABELS, head_folder
 from massmerge.bundle.problem_types import problem_of
-from massmerge.checkpoints import Base, Expert, HeadParts, LowRank
+from massmerge.checkpoints import Base, Expert, HeadParts
 from massmerge.checkpoints.backbone import feature_width, language_class, split
+from massmerge.checkpoints.expert_tensors import finite
 from massmerge.checkpoints.skeleton import build, untie_output
 from massmerge.checkpoints.stores import Store, open_file
 from massmerge.errors import InputError
 from massmerge.io.tensor_file import write_tensors
-from massmerge.merging.deltas import delta, finite
 from massmerge.merging.heads.labels import read_labels, repeated
 from massmerge.merging.heads.text import TextTower, read_texts, template_sets, text_head
 from massmerge.recipe import LinearHead, ProblemType, TaskRecipe, TextHead
@@ -104,12 +104,9 @@ def trained_features(base: Base, expert: Expert) -> str:
 
 def _changes(base: Base, expert: Expert, name: str) -> bool:
     """Whether an expert's tensor is another one than the base's."""
-    if name not in expert.names():
-        return False
-    given = expert.read(name)
-    if isinstance(given, LowRank):
-        return bool((given.b.abs().sum(0) * given.a.abs().sum(1)).any())
-    return name not in base.readings or bool(delta(base.read(name), given).any())
+    if name not in expert.names() or name not in base.readings:
+        return name in expert.names()
+    return bool(expert.read(name).delta(base.read(name), base.slots[name]).any())
 
 
 def find_base_head(base: Base, heads: Iterable[HeadSource]) -> HeadSource | None:
@@ -204,7 +201,9 @@ def write_head(folder: Path, head: HeadSource) -> None:
 
 def write_json(path: Path, data: object) -> None:
     """JSON with sorted keys, so that the same data gives the same bytes."""
-    path.write_text(json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n"
+    )
 
 
 def named_files(tasks: Iterable[TaskRecipe]) -> Iterator[str]:

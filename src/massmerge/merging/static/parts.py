@@ -9,12 +9,12 @@ from concurrent.futures import Executor
 import torch
 from torch import Tensor
 
+from massmerge.checkpoints.expert_tensors import difference
 from massmerge.checkpoints.skeleton import from_matrix
 from massmerge.linalg.factors import Factors
-from massmerge.merging.deltas import delta
+from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.merging.originals import Originals
 from massmerge.merging.plan import TensorPlan
-from massmerge.merging.prepare import Prepared
 from massmerge.merging.static import (
     KEEPING_METHODS,
     STATIC_METHODS,
@@ -34,7 +34,7 @@ class StaticParts:
     hold `norm`, the length of each task's delta.
     """
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: OpenedRecipe) -> None:
         options = prepared.recipe.merge
         self._originals = Originals(prepared)
         self._slots = prepared.base.slots
@@ -60,7 +60,7 @@ class StaticParts:
         for step in self._method.rounds:
 
             def figures_of(tensor: TensorPlan, look: Callable[[Deltas, Known], Tensor] = step.look) -> Tensor:
-                return look(self._deltas(tensor, self._originals.base(tensor)), self._known)
+                return look(self._deltas(tensor, self._originals.base(tensor.name)), self._known)
 
             total = torch.zeros(())
             for start in range(0, len(self._merged), workers):
@@ -72,7 +72,7 @@ class StaticParts:
 
     def part(self, tensor: TensorPlan) -> dict[str, Tensor]:
         """What a tensor becomes."""
-        base = self._originals.base(tensor)
+        base = self._originals.base(tensor.name)
         norm = torch.zeros(len(self._known.tasks))
         if not tensor.in_base or (isinstance(self._method, KeepingMethod) and not self._applies(tensor)):
             part = self._own(tensor, base, norm)
@@ -103,7 +103,7 @@ class StaticParts:
         values: dict[str, Tensor] = {}
         for task in self._originals.touching(tensor):
             value = self._originals.whole(tensor, task, base)
-            length = float(delta(base, value).double().norm())
+            length = float(difference(base, value).double().norm())
             norm[self._known.tasks.index(task)] = length
             if length > 0 or not tensor.in_base:
                 values[f"{task}.whole"] = value.to(base.dtype)

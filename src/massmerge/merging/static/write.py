@@ -8,12 +8,12 @@ from torch import Tensor
 
 from massmerge.bundle.layout import CARD, HEADS, STATIC_RECIPE
 from massmerge.bundle.manifest import write_manifest
-from massmerge.bundle.parts_folder import MergeFolder
+from massmerge.bundle.merge_folder import MergeFolder
 from massmerge.checkpoints.skeleton import from_matrix
 from massmerge.io.tensor_file import TensorInfo, read_bytes, read_tensor, tensor_bytes, write_stream
 from massmerge.merging.card import checkpoint_card
+from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.merging.plan import TensorPlan
-from massmerge.merging.prepare import Prepared
 from massmerge.merging.static import KEEPING_METHODS
 from massmerge.merging.static.scales import scale_of
 from massmerge.merging.write import base_bytes, common, copy_head, copy_processor, write_config
@@ -21,7 +21,7 @@ from massmerge.merging.write import base_bytes, common, copy_head, copy_processo
 """Folder of the tasks' heads beside one merged model."""
 
 
-def assemble_checkpoint(prepared: Prepared, work: MergeFolder, fingerprint: str) -> None:
+def assemble_checkpoint(prepared: OpenedRecipe, work: MergeFolder, fingerprint: str) -> None:
     """Write one merged model as an ordinary Hugging Face folder, the tasks' heads in a folder beside its weights."""
     out = work.result
     write_config(prepared, out)
@@ -39,7 +39,7 @@ def assemble_checkpoint(prepared: Prepared, work: MergeFolder, fingerprint: str)
     _finish(prepared, out, fingerprint, needed, scale)
 
 
-def assemble_checkpoints(prepared: Prepared, work: MergeFolder, fingerprint: str) -> None:
+def assemble_checkpoints(prepared: OpenedRecipe, work: MergeFolder, fingerprint: str) -> None:
     """Write a checkpoint for each task, with its head; and what all of them would weigh in the method's own form."""
     out = work.result
     parts = {t: work.header(i) for i, t in enumerate(prepared.plan.tensors)}
@@ -56,7 +56,9 @@ def assemble_checkpoints(prepared: Prepared, work: MergeFolder, fingerprint: str
     _finish(prepared, out, fingerprint, base + compressed, {})
 
 
-def _write_restored(prepared: Prepared, parts: dict[TensorPlan, dict[str, TensorInfo]], task: str, path: Path) -> None:
+def _write_restored(
+    prepared: OpenedRecipe, parts: dict[TensorPlan, dict[str, TensorInfo]], task: str, path: Path
+) -> None:
     """One task's backbone, streamed from the compressed form of all."""
     tensors = {t.name: t for t, part in parts.items() if t.in_base or f"{task}.whole" in part}
     infos = {
@@ -80,7 +82,7 @@ def _write_restored(prepared: Prepared, parts: dict[TensorPlan, dict[str, Tensor
     write_stream(path, infos, (data(name) for name in infos))
 
 
-def _restored(prepared: Prepared, tensor: TensorPlan, part: dict[str, TensorInfo], task: str) -> Tensor | None:
+def _restored(prepared: OpenedRecipe, tensor: TensorPlan, part: dict[str, TensorInfo], task: str) -> Tensor | None:
     read = {n: read_tensor(i) for n, i in part.items() if n == "unified" or n.startswith(f"{task}.")}
     change = KEEPING_METHODS[prepared.plan.method].restored(read, task)
     if change is None or tensor.matrix is None:
@@ -88,10 +90,10 @@ def _restored(prepared: Prepared, tensor: TensorPlan, part: dict[str, TensorInfo
     return from_matrix(change, prepared.base.slots[tensor.name])
 
 
-def _finish(prepared: Prepared, out: Path, fingerprint: str, needed: int, more: dict[str, float]) -> None:
+def _finish(prepared: OpenedRecipe, out: Path, fingerprint: str, needed: int, more: dict[str, float]) -> None:
     """Recipe, card and manifest."""
-    (out / STATIC_RECIPE).write_text(prepared.recipe.dump(), encoding="utf-8")
-    (out / CARD).write_text(checkpoint_card(prepared), encoding="utf-8")
+    (out / STATIC_RECIPE).write_text(prepared.recipe.dump(), encoding="utf-8", newline="\n")
+    (out / CARD).write_text(checkpoint_card(prepared), encoding="utf-8", newline="\n")
     base = prepared.base
     output = sum(base.info(name).nbytes for name in base.output if name in base.slots)
     about = {

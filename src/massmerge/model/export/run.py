@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from massmerge.bundle.parts_folder import recover
+from massmerge.bundle.merge_folder import recover
 from massmerge.bundle.watched_files import SourceFiles
 from massmerge.bundle.work_folder import WorkFolder
 from massmerge.errors import InputError, MassError

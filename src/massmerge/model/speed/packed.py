@@ -154,5 +154,5 @@ def _let_go(weight: Tensor) -> None:
     """Tell the system that the values will hardly be read again; those of a mapped file it can read from there."""
     start = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     stop = (weight.data_ptr() + weight.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    with suppress(AttributeError, OSError):  # not on Linux
+    with suppress(AttributeError, OSError, TypeError):  # not on Linux
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _PAGEOUT)

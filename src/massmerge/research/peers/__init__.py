@@ -1,6 +1,6 @@
 """Routed peers: methods that keep the experts' updates apart and mix them for each input.
 
-Each is made by `PEERS[name](prepared, inputs, **options)`: from a recipe's sources, as `prepare` opens them, and, if it
+Each is made by `PEERS[name](prepared, inputs, **options)`: from a recipe's sources, as `open_recipe` opens them, and, if it
 trains something, unlabelled inputs of each task. A new one is one file and one line here.
 """
 

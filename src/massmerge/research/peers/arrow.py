@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from massmerge.merging.prepare import Prepared
+from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.research.peers.peer import Inputs, Peer
 from massmerge.research.peers.tokens import TokenRoutedPeer
 
 
 def arrow(
-    prepared: Prepared,
+    prepared: OpenedRecipe,
     inputs: Inputs | None = None,
     *,
     rank: int = 32,

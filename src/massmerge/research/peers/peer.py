@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from massmerge.errors import InputError
 from massmerge.evaluation.from_recipe import open_answering
 from massmerge.io.tensor_file import write_tensors
-from massmerge.merging.prepare import Prepared
+from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.model.answers import Prediction, Routing
 from massmerge.model.inputs import several
 from massmerge.model.prompts import Writing
@@ -40,7 +40,7 @@ class Peer(Answerer, ABC):
 
     site = "vote of the layers"
 
-    def __init__(self, prepared: Prepared, name: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, prepared: OpenedRecipe, name: str, options: Mapping[str, Any]) -> None:
         super().__init__(open_answering(prepared))
         self.name, self.options = name, dict(options)
         self._output = {tensor.rpartition(".")[0] for tensor in prepared.base.output}
@@ -147,7 +147,7 @@ class Peer(Answerer, ABC):
 class VotingPeer(Peer):
     """A peer whose layers route by themselves: one pass gives the output and the votes."""
 
-    def __init__(self, prepared: Prepared, name: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, prepared: OpenedRecipe, name: str, options: Mapping[str, Any]) -> None:
         super().__init__(prepared, name, options)
         self.tree: PreTrainedModel = shared_copy(self.base)
         """The base's modules over the same tensors, with routed layers in their places."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from massmerge.merging.prepare import Prepared
+from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.research.peers.peer import Inputs, Peer
 from massmerge.research.peers.tokens import TokenRoutedPeer
 
 
 def smile_1(
-    prepared: Prepared, inputs: Inputs | None = None, *, gate: int = 16, rank: int = 32, average_others: bool = False
+    prepared: OpenedRecipe,
+    inputs: Inputs | None = None,
+    *,
+    gate: int = 16,
+    rank: int = 32,
+    average_others: bool = False,
 ) -> Peer:
     """SMILE with updates of rank 32.
 
@@ -23,7 +28,12 @@ def smile_1(
 
 
 def smile_2(
-    prepared: Prepared, inputs: Inputs | None = None, *, gate: int = 16, rank: int = 128, average_others: bool = False
+    prepared: OpenedRecipe,
+    inputs: Inputs | None = None,
+    *,
+    gate: int = 16,
+    rank: int = 128,
+    average_others: bool = False,
 ) -> Peer:
     """SMILE with updates of rank 128, else as `smile_1`."""
     return smile_1(prepared, inputs, gate=gate, rank=rank, average_others=average_others)

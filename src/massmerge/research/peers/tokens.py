@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from massmerge.errors import InputError
 from massmerge.linalg.factors import Factors
-from massmerge.merging.prepare import Prepared
+from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.model.trees import replace_module
 from massmerge.research.peers.peer import VotingPeer
 from massmerge.research.peers.task_deltas import add_deltas
@@ -106,7 +106,7 @@ class TokenRoutedPeer(VotingPeer):
     """
 
     def __init__(
-        self, prepared: Prepared, name: str, *, gate: int, rank: int, average_others: bool = False, **routing: Any
+        self, prepared: OpenedRecipe, name: str, *, gate: int, rank: int, average_others: bool = False, **routing: Any
     ) -> None:
         wrong = [f"{n} = {v}" for n, v in {"gate": gate, "rank": rank, **routing}.items() if v <= 0]
         if wrong:

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from massmerge.checkpoints.skeleton import to_matrix
 from massmerge.errors import InputError
 from massmerge.linalg.factors import Factors, truncated_svd
-from massmerge.merging.prepare import Prepared
+from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.model.heads.classify import features
 from massmerge.model.second_pass import Change, SecondPass, SetChanges
 from massmerge.model.second_pass.segments import Segment, Segments
@@ -47,7 +47,7 @@ class Twin(Peer):
 
     site = "router on the shared expert's output"
 
-    def __init__(self, prepared: Prepared, *, scale: float, kept: float, **options: Any) -> None:
+    def __init__(self, prepared: OpenedRecipe, *, scale: float, kept: float, **options: Any) -> None:
         if not 0 < kept <= 1:
             raise InputError(f"twin: kept = {kept}; it is a share of the rank, above 0 and at most 1.")
         if prepared.base.writes:
@@ -145,7 +145,7 @@ def fit_router(
 
 
 def twin(
-    prepared: Prepared,
+    prepared: OpenedRecipe,
     inputs: Inputs | None = None,
     *,
     scale: float = 0.3,

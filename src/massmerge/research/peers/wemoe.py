@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from massmerge.checkpoints.skeleton import to_matrix
 from massmerge.errors import InputError
-from massmerge.merging.prepare import Prepared
+from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.model.route.first_pass import pool
 from massmerge.model.trees import replace_module
 from massmerge.research.peers.entropy import minimise_entropy
@@ -101,7 +101,7 @@ class GatedLinear(nn.Module):
 class WeMoE(VotingPeer):
     """Everything but the MLPs is task arithmetic; the MLPs are merged for each input by their gates."""
 
-    def __init__(self, prepared: Prepared, *, scale: float, seed: int, **options: Any) -> None:
+    def __init__(self, prepared: OpenedRecipe, *, scale: float, seed: int, **options: Any) -> None:
         super().__init__(prepared, "wemoe", {"scale": scale, "seed": seed, **options})
         blocks = self._mlps()
         if not blocks:
@@ -154,7 +154,7 @@ class WeMoE(VotingPeer):
 
 
 def wemoe(
-    prepared: Prepared,
+    prepared: OpenedRecipe,
     inputs: Inputs | None = None,
     *,
     scale: float = 0.3,

@@ -18,11 +18,11 @@ from massmerge.errors import InputError
 from massmerge.evaluation.experts import Experts, expert_answers, open_experts
 from massmerge.evaluation.from_recipe import open_sources
 from massmerge.evaluation.metrics import Given, shared_groups, statistic
-from massmerge.evaluation.prepared import Prepared
+from massmerge.evaluation.prepared import OpenedRecipe
 from massmerge.evaluation.run import Progress, silent
 from massmerge.evaluation.suite import DEFAULT_SPLIT
-from massmerge.merging.prepare import Prepared as Sources
-from massmerge.merging.prepare import prepare
+from massmerge.merging.open_recipe import OpenedRecipe as Sources
+from massmerge.merging.open_recipe import open_recipe
 from massmerge.merging.run import merge
 from massmerge.model.inputs import Row
 from massmerge.model.load import load
@@ -50,13 +50,13 @@ class StudyContext:
 
     def __init__(
         self,
-        ready: Prepared,
+        ready: OpenedRecipe,
         bundle: Path,
         cache: Path,
         settings: Settings,
         *,
         recipe: tuple[Recipe, Path] | None = None,
-        other_rows: Callable[[int | None], Prepared] | None = None,
+        other_rows: Callable[[int | None], OpenedRecipe] | None = None,
         progress: Progress = silent,
         tell: Callable[[str], None] = lambda sentence: None,
     ) -> None:
@@ -146,7 +146,7 @@ class StudyContext:
         """The same study of another bundle of the same tasks."""
         return self._like(self.ready, bundle, self.settings)
 
-    def _like(self, ready: Prepared, bundle: Path, settings: Settings) -> StudyContext:
+    def _like(self, ready: OpenedRecipe, bundle: Path, settings: Settings) -> StudyContext:
         other = StudyContext(
             ready, bundle, self.cache, settings, recipe=self._recipe, other_rows=self._other_rows, progress=self.progress,
             tell=self.tell,
@@ -154,7 +154,7 @@ class StudyContext:
         other.cells = self.cells
         return other
 
-    def _validation_rows(self, limit: int | None) -> Prepared:
+    def _validation_rows(self, limit: int | None) -> OpenedRecipe:
         if self._other_rows is None:
             raise InputError("the suite has no split 'validation' beside the rows that are measured.")
         found = self._other_rows(limit)
@@ -325,7 +325,7 @@ class StudyContext:
     @cached_property
     def merge_seconds(self) -> float:
         """About how long a merge of the recipe takes."""
-        return prepare(*self._given_recipe(), download=True).plan.seconds
+        return open_recipe(*self._given_recipe(), download=True).plan.seconds
 
     def seconds_for(self, forwards: float) -> float:
         """About how long so many forward passes of every sample take."""

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.skeleton import Skeleton
-from massmerge.linalg.factors import Factors, accept_distinct, tsv_merge
-from massmerge.merging.deltas import similarity
+from massmerge.linalg.factors import Factors, accept_distinct, similarity, tsv_merge
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.model.route.fixed import put_fixed
 from massmerge.model.route.voters import site_router

@@ -13,7 +13,7 @@ from massmerge.evaluation.from_recipe import open_answering
 from massmerge.evaluation.plots import radar
 from massmerge.evaluation.report import Picture, Table, Text
 from massmerge.evaluation.summary import percent
-from massmerge.merging.prepare import Prepared
+from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.merging.static import KEEPING_METHODS, STATIC_METHODS
 from massmerge.model.unrouted import OneBackbone
 from massmerge.research.peers import PEERS, Inputs
@@ -113,16 +113,16 @@ def _measured(
     return MethodRow(name, kind or _KINDS[name], free, told, found.nbytes, found.milliseconds, scale, chosen)
 
 
-def _base(sources: Prepared) -> OneBackbone:
+def _base(sources: OpenedRecipe) -> OneBackbone:
     return OneBackbone(open_answering(sources), _base_bytes(sources))
 
 
-def _base_bytes(sources: Prepared) -> int:
+def _base_bytes(sources: OpenedRecipe) -> int:
     base = sources.base
     return sum(base.info(name).nbytes for name in base.slots if name not in base.output)
 
 
-def _peer_rows(context: StudyContext, sources: Prepared, notes: list[str]) -> Iterator[MethodRow]:
+def _peer_rows(context: StudyContext, sources: OpenedRecipe, notes: list[str]) -> Iterator[MethodRow]:
     """The routed peers; those that train something are left out where there are no inputs to train on."""
     try:
         inputs = context.support(_SUPPORT)
@@ -144,20 +144,20 @@ def peers(context: StudyContext) -> list[str]:
     return [name for name in PEERS if not settings.quick or name in _QUICK_PEERS or settings.peer(name)]
 
 
-def peer_answers(context: StudyContext, sources: Prepared, name: str, inputs: Inputs | None = None) -> Answered:
+def peer_answers(context: StudyContext, sources: OpenedRecipe, name: str, inputs: Inputs | None = None) -> Answered:
     """The answers of a routed peer; those that train nothing need no inputs."""
     options = {**(_TEXT_OPTIONS.get(name, {}) if context.ready.writes else {}), **context.settings.peer(name)}
     about = {"inputs": _SUPPORT, "seed": context.settings.seed, "recipe": context.recipe.dump(), "options": options}
     return answers_of(context, name, about, partial(PEERS[name], sources, inputs, **options))
 
 
-def _experts(context: StudyContext, sources: Prepared) -> MethodRow:
+def _experts(context: StudyContext, sources: OpenedRecipe) -> MethodRow:
     """Each task by its own expert: what every other line is divided by."""
     figures = summarize(context.references, context.ready.counts, context.references)
     return MethodRow(EXPERTS, _KINDS[EXPERTS], None, figures, expert_bytes(sources), None)
 
 
-def expert_bytes(sources: Prepared) -> int:
+def expert_bytes(sources: OpenedRecipe) -> int:
     """Bytes of all experts: full ones as they are, adapters beside one base; heads apart."""
     base = _base_bytes(sources)
     full = [task for task in sources.plan.tasks if task.form == "full"]

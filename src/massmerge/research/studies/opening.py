@@ -9,12 +9,12 @@ from pathlib import Path
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.backbone import language_class
 from massmerge.errors import InputError, problems_error
-from massmerge.evaluation.prepared import Prepared, prepare_evaluation
+from massmerge.evaluation.prepared import OpenedRecipe, prepare_evaluation
 from massmerge.evaluation.report import require_matplotlib
 from massmerge.evaluation.run import Progress, silent
 from massmerge.evaluation.suite import VALIDATION, Suite
-from massmerge.merging.prepare import Prepared as Sources
-from massmerge.merging.prepare import prepare, recipe_and_folder
+from massmerge.merging.open_recipe import OpenedRecipe as Sources
+from massmerge.merging.open_recipe import open_recipe, recipe_and_folder
 from massmerge.recipe import ProblemType, Recipe
 from massmerge.research.studies.context import StudyContext
 from massmerge.research.studies.settings import Settings
@@ -98,7 +98,7 @@ def _own_recipe(bundle: str | Path | None) -> tuple[Recipe, Path] | None:
         return None
     try:
         own = Bundle(bundle, check=False).recipe, Path()
-        return None if prepare(*own, download=False).plan.errors else own
+        return None if open_recipe(*own, download=False).plan.errors else own
     except InputError:
         return None
 
@@ -107,7 +107,7 @@ def _open_target(bundle: str | Path | None, given: tuple[Recipe, Path] | None) -
     """What the suite is compared with: the bundle, or what the recipe would make."""
     sources = None
     if given is not None:
-        sources = prepare(*given, download=True)
+        sources = open_recipe(*given, download=True)
         if sources.plan.errors:
             raise problems_error(sources.plan.errors)
     if bundle is None:
@@ -136,10 +136,10 @@ def _planned(sources: Sources) -> _Planned:
 
 def _open_validation(
     target: Path | _Planned, suite: str | Path, settings: Settings
-) -> tuple[Callable[[int | None], Prepared] | None, str]:
+) -> tuple[Callable[[int | None], OpenedRecipe] | None, str]:
     """What gives rows of the split `validation`, or why there is none."""
 
-    def rows(limit: int | None) -> Prepared:
+    def rows(limit: int | None) -> OpenedRecipe:
         return prepare_evaluation(target, suite, split=VALIDATION, limit=limit, seed=settings.seed)
 
     try:

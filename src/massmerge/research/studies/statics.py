@@ -10,7 +10,7 @@ from functools import cached_property
 from massmerge.errors import InputError
 from massmerge.evaluation.metrics import Given
 from massmerge.evaluation.scales import ScaleChoice, best_scale, mean_figure, rescaled_weights, with_scale
-from massmerge.merging.prepare import prepare
+from massmerge.merging.open_recipe import open_recipe
 from massmerge.merging.static.scales import candidates, published_scale
 from massmerge.model.static import StaticModel
 from massmerge.recipe import MergeOptions, Recipe
@@ -68,7 +68,7 @@ class StaticMerge:
 
     def set_scale(self, scale: float) -> None:
         """Give the model's weights another scale."""
-        sources = prepare(self.recipe, self._context.recipe_folder, download=True)
+        sources = open_recipe(self.recipe, self._context.recipe_folder, download=True)
         self.model.load_weights(rescaled_weights(sources, self.model.path)(scale))
 
     @cached_property
@@ -89,7 +89,7 @@ class StaticMerge:
 
     def _choose(self, context: StudyContext) -> ScaleChoice:
         samples = [sample for sample in context.samples if sample.task in self.merged]
-        sources = prepare(self.recipe, self._context.recipe_folder, download=True)
+        sources = open_recipe(self.recipe, self._context.recipe_folder, download=True)
         rescale = rescaled_weights(sources, self.model.path)
 
         def figure(scale: float) -> float:

@@ -16,7 +16,7 @@ from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
 from massmerge.evaluation.from_recipe import open_answering
 from massmerge.evaluation.report import Picture, Table, Text
-from massmerge.merging.prepare import Prepared
+from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.model.inputs import Row
 from massmerge.model.unrouted import OneBackbone
 from massmerge.research.peers import PEERS, Peer
@@ -63,17 +63,17 @@ def run(context: StudyContext) -> Finding:
 # What is weighed
 
 
-def _plain_base(context: StudyContext, sources: Prepared) -> dict[str, Any]:
+def _plain_base(context: StudyContext, sources: OpenedRecipe) -> dict[str, Any]:
     size = Bundle(context.bundle, check=False).base_bytes
     return {"method": BASE, "bytes": size, "parameters": _base_parameters(sources), "forwards": 1.0}
 
 
-def _base_parameters(sources: Prepared) -> int:
+def _base_parameters(sources: OpenedRecipe) -> int:
     base = sources.base
     return sum(math.prod(base.info(name).shape) for name in base.slots if name not in base.output)
 
 
-def _itemsize(sources: Prepared) -> int:
+def _itemsize(sources: OpenedRecipe) -> int:
     """Bytes of a number of the base."""
     return next(iter(sources.base.readings.values())).info.dtype.itemsize
 
@@ -90,13 +90,13 @@ def _distinct(tensors: Any) -> list[Tensor]:
     return list({tensor.data_ptr(): tensor for tensor in tensors}.values())
 
 
-def _copies(sources: Prepared) -> dict[str, Any]:
+def _copies(sources: OpenedRecipe) -> dict[str, Any]:
     """A copy of the backbone for every task; adapters share one."""
     size = expert_bytes(sources)
     return {"method": EXPERTS, "bytes": size, "parameters": size // _itemsize(sources), "forwards": 1.0}
 
 
-def _peer(context: StudyContext, sources: Prepared, name: str) -> dict[str, Any]:
+def _peer(context: StudyContext, sources: OpenedRecipe, name: str) -> dict[str, Any]:
     """A peer's row, and its time; what it would be trained to do changes neither."""
     peer = PEERS[name](sources, _few_inputs(context), **{**context.settings.peer(name), **_UNTRAINED.get(name, {})})
     with TemporaryDirectory(prefix="mass-") as folder:
@@ -195,7 +195,7 @@ def _parts(rows: list[dict[str, Any]], times: list[dict[str, Any]]) -> list[Any]
     return [Table(headers, lines), Text(_WORDS), Picture("storage", caption, plots.multiples(drawn, MASS))]
 
 
-def _verdict(context: StudyContext, sources: Prepared, rows: list[dict[str, Any]]) -> Verdict:
+def _verdict(context: StudyContext, sources: OpenedRecipe, rows: list[dict[str, Any]]) -> Verdict:
     """Who does with the fewest bytes, as a share of those that a copy of every expert takes."""
     by_name = {row["method"]: row for row in rows}
     whole = by_name[EXPERTS]["bytes"]

@@ -54,9 +54,9 @@ class MergeFolder(WorkFolder):
 
     def _begin(self) -> None:
         mark, parts = self.path / _MARK, self.path / _PARTS
-        if parts.exists() and not (mark.is_file() and mark.read_text() == self._fingerprint):
+        if parts.exists() and not (mark.is_file() and mark.read_text(encoding="utf-8") == self._fingerprint):
             shutil.rmtree(parts)
-        mark.write_text(self._fingerprint)
+        mark.write_text(self._fingerprint, encoding="utf-8")
         parts.mkdir(exist_ok=True)
         found = sorted(parts.iterdir())
         with ThreadPoolExecutor() as pool:
@@ -105,7 +105,7 @@ def recover(target: Path) -> None:
         return
     with suppress(Busy), in_words(work.path), work.held():
         mark = work.path / _MARK
-        unfinished = mark.read_text() if mark.is_file() else None
+        unfinished = mark.read_text(encoding="utf-8") if mark.is_file() else None
         now = _fingerprint(work.target)
         if now is not None and now in (unfinished, _fingerprint(work.moved)):
             shutil.rmtree(work.moved, ignore_errors=True)  # it was killed right after the last rename

@@ -27,15 +27,14 @@ from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.heads import HeadSource, find_base_head
 from massmerge.merging.heads.sources import named_files
 from massmerge.merging.heads.text import TextTower
-from massmerge.merging.make_plan import plan_merge, touched_by
 from massmerge.merging.open_tasks import Attempts, all_write, open_tasks, with_outputs
-from massmerge.merging.plan import Plan
+from massmerge.merging.plan import Plan, plan_merge, touched_by
 from massmerge.recipe import Recipe, TaskRecipe, TextHead
 from massmerge.routing.sites import choose_sites, find_sites
 
 
 @dataclass
-class Prepared:
+class OpenedRecipe:
     """A plan with the opened sources that it was made from."""
 
     recipe: Recipe
@@ -74,7 +73,7 @@ def make_plan(recipe: Recipe | str | Path, folder: str | Path | None = None) -> 
         InputError: the recipe cannot be read, or its base cannot be opened. Whatever else is wrong stands in
             `Plan.problems`.
     """
-    return prepare(*recipe_and_folder(recipe, folder), download=False).plan
+    return open_recipe(*recipe_and_folder(recipe, folder), download=False).plan
 
 
 def recipe_and_folder(recipe: Recipe | str | Path, folder: str | Path | None) -> tuple[Recipe, Path]:
@@ -84,9 +83,9 @@ def recipe_and_folder(recipe: Recipe | str | Path, folder: str | Path | None) ->
     return Recipe.load(recipe), Path(folder) if folder is not None else Path(recipe).resolve().parent
 
 
-def prepare(
+def open_recipe(
     recipe: Recipe, folder: Path, *, download: bool, workers: int = 2, bundled: Bundled | None = None
-) -> Prepared:
+) -> OpenedRecipe:
     """Open every source of a recipe and plan its merge, collecting problems instead of stopping at the first.
 
     Args:
@@ -129,7 +128,7 @@ def prepare(
         processor, base_head = found or {}, find_base_head(base, heads.values())
     attempt.problems += [*_label_problems(recipe, heads), *_headless_problems(recipe, heads, bundled)]
     attempt("router.site", partial(_check_sites, recipe, base))
-    prepared = Prepared(recipe, folder, base, experts, heads, processor, base_head, files, bundled)
+    prepared = OpenedRecipe(recipe, folder, base, experts, heads, processor, base_head, files, bundled)
     touched = {
         name: attempt(f"task {name} ({expert.source.text})", partial(touched_by, prepared, expert)) or set()
         for name, expert in experts.items()
