@@ -351,7 +351,14 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_goes_away_if_it_fails(
 
 def test_systems_that_cannot_sync_a_folder_are_not_asked_to(tmp_path, monkeypatch, synced):
     (tmp_path / "file").write_text("x")
-    monkeypatch.setattr(massmerge.io.durable, "_POSIX", False)
+    real = os.open
+
+    def open_file(path, *arguments):
+        if Path(path).is_dir():
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *arguments)
+
+    monkeypatch.setattr(os, "open", open_file)
     sync_tree(tmp_path)
     assert synced == [str(tmp_path / "file")]
 

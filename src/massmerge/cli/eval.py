@@ -12,7 +12,7 @@ from tqdm import tqdm
 from massmerge.cli.common import batch_size_option, cache_option, plural, print_json, table, verb
 from massmerge.errors import InputError
 from massmerge.evaluation.evaluate import evaluate
-from massmerge.evaluation.prepared import OpenedRecipe, prepare_evaluation
+from massmerge.evaluation.prepared import Prepared, prepare_evaluation
 from massmerge.evaluation.report import Table
 from massmerge.evaluation.results import Evaluation
 from massmerge.evaluation.suite import label_set
@@ -141,7 +141,7 @@ def _classes(labels: list[str], metric: str) -> Counter[str]:
     return Counter(label for several in labels for label in label_set(several))
 
 
-def _plan(ready: OpenedRecipe) -> dict[str, Any]:
+def _plan(ready: Prepared) -> dict[str, Any]:
     """What would be run, as plain data."""
     return {
         "suite": ready.suite.name,
@@ -161,7 +161,7 @@ def _plan(ready: OpenedRecipe) -> dict[str, Any]:
     }
 
 
-def _passes(ready: OpenedRecipe, *, oracle: bool, experts: bool) -> list[str]:
+def _passes(ready: Prepared, *, oracle: bool, experts: bool) -> list[str]:
     rows = plural(sum(ready.counts.values()), "row")
     passes = [f"{rows} as one stream without task names"]
     if oracle:
@@ -171,7 +171,7 @@ def _passes(ready: OpenedRecipe, *, oracle: bool, experts: bool) -> list[str]:
     return passes
 
 
-def describe_plan(ready: OpenedRecipe, passes: list[str]) -> str:
+def describe_plan(ready: Prepared, passes: list[str]) -> str:
     """What would be run, for the terminal."""
     rows = []
     for task in _plan(ready)["tasks"]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from massmerge.errors import InputError
 from massmerge.evaluation.experts import Experts, open_experts
 from massmerge.evaluation.metrics import shared_groups
-from massmerge.evaluation.prepared import OpenedRecipe, prepare_evaluation
+from massmerge.evaluation.prepared import Prepared, prepare_evaluation
 from massmerge.evaluation.report import require_matplotlib
 from massmerge.evaluation.results import Evaluation, RowResult, Sizes, TaskResult, count_routes, count_sets
 from massmerge.evaluation.run import Progress, run_experts, run_known, run_stream, silent
@@ -123,7 +123,7 @@ def _refuse_routing(static: StaticFolder, options: dict[str, object], route: str
         )
 
 
-def _open_experts(ready: OpenedRecipe, folder: str | Path | None) -> Experts:
+def _open_experts(ready: Prepared, folder: str | Path | None) -> Experts:
     if ready.static is not None:
         raise InputError(
             f"{ready.static.path}: the experts are measured beside a bundle. `mass study methods` has both in one table; or "
@@ -135,7 +135,7 @@ def _open_experts(ready: OpenedRecipe, folder: str | Path | None) -> Experts:
 
 
 def collect(
-    ready: OpenedRecipe,
+    ready: Prepared,
     rows: list[RowResult],
     timings: dict[str, float],
     *,
@@ -169,7 +169,7 @@ def collect(
     )  # fmt: skip
 
 
-def _static_notes(ready: OpenedRecipe) -> Iterator[str]:
+def _static_notes(ready: Prepared) -> Iterator[str]:
     """What the figures of a static merge mean."""
     if ready.static is None:
         return

@@ -18,11 +18,10 @@ from massmerge.errors import InputError
 from massmerge.evaluation.experts import Experts, expert_answers, open_experts
 from massmerge.evaluation.from_recipe import open_sources
 from massmerge.evaluation.metrics import Given, shared_groups, statistic
-from massmerge.evaluation.prepared import OpenedRecipe
+from massmerge.evaluation.prepared import Prepared
 from massmerge.evaluation.run import Progress, silent
 from massmerge.evaluation.suite import DEFAULT_SPLIT
-from massmerge.merging.open_recipe import OpenedRecipe as Sources
-from massmerge.merging.open_recipe import open_recipe
+from massmerge.merging.open_recipe import OpenedRecipe, open_recipe
 from massmerge.merging.run import merge
 from massmerge.model.inputs import Row
 from massmerge.model.load import load
@@ -50,13 +49,13 @@ class StudyContext:
 
     def __init__(
         self,
-        ready: OpenedRecipe,
+        ready: Prepared,
         bundle: Path,
         cache: Path,
         settings: Settings,
         *,
         recipe: tuple[Recipe, Path] | None = None,
-        other_rows: Callable[[int | None], OpenedRecipe] | None = None,
+        other_rows: Callable[[int | None], Prepared] | None = None,
         progress: Progress = silent,
         tell: Callable[[str], None] = lambda sentence: None,
     ) -> None:
@@ -146,7 +145,7 @@ class StudyContext:
         """The same study of another bundle of the same tasks."""
         return self._like(self.ready, bundle, self.settings)
 
-    def _like(self, ready: OpenedRecipe, bundle: Path, settings: Settings) -> StudyContext:
+    def _like(self, ready: Prepared, bundle: Path, settings: Settings) -> StudyContext:
         other = StudyContext(
             ready, bundle, self.cache, settings, recipe=self._recipe, other_rows=self._other_rows, progress=self.progress,
             tell=self.tell,
@@ -154,7 +153,7 @@ class StudyContext:
         other.cells = self.cells
         return other
 
-    def _validation_rows(self, limit: int | None) -> OpenedRecipe:
+    def _validation_rows(self, limit: int | None) -> Prepared:
         if self._other_rows is None:
             raise InputError("the suite has no split 'validation' beside the rows that are measured.")
         found = self._other_rows(limit)
@@ -201,7 +200,7 @@ class StudyContext:
     # The recipe
 
     @cached_property
-    def sources(self) -> Sources:
+    def sources(self) -> OpenedRecipe:
         """Base and experts, as methods that are no bundle take them."""
         return open_sources(self.recipe, self.recipe_folder)
 

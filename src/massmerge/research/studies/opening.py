@@ -9,12 +9,11 @@ from pathlib import Path
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.backbone import language_class
 from massmerge.errors import InputError, problems_error
-from massmerge.evaluation.prepared import OpenedRecipe, prepare_evaluation
+from massmerge.evaluation.prepared import Prepared, prepare_evaluation
 from massmerge.evaluation.report import require_matplotlib
 from massmerge.evaluation.run import Progress, silent
 from massmerge.evaluation.suite import VALIDATION, Suite
-from massmerge.merging.open_recipe import OpenedRecipe as Sources
-from massmerge.merging.open_recipe import open_recipe, recipe_and_folder
+from massmerge.merging.open_recipe import OpenedRecipe, open_recipe, recipe_and_folder
 from massmerge.recipe import ProblemType, Recipe
 from massmerge.research.studies.context import StudyContext
 from massmerge.research.studies.settings import Settings
@@ -125,7 +124,7 @@ def _open_target(bundle: str | Path | None, given: tuple[Recipe, Path] | None) -
     return Path(bundle)
 
 
-def _planned(sources: Sources) -> _Planned:
+def _planned(sources: OpenedRecipe) -> _Planned:
     labels = {name: tuple(head.labels) for name, head in sources.heads.items() if head.labels is not None}
     image = sources.base.skeleton.model.main_input_name == "pixel_values"
     writes = not labels and language_class(sources.base.skeleton.config) is not None
@@ -136,10 +135,10 @@ def _planned(sources: Sources) -> _Planned:
 
 def _open_validation(
     target: Path | _Planned, suite: str | Path, settings: Settings
-) -> tuple[Callable[[int | None], OpenedRecipe] | None, str]:
+) -> tuple[Callable[[int | None], Prepared] | None, str]:
     """What gives rows of the split `validation`, or why there is none."""
 
-    def rows(limit: int | None) -> OpenedRecipe:
+    def rows(limit: int | None) -> Prepared:
         return prepare_evaluation(target, suite, split=VALIDATION, limit=limit, seed=settings.seed)
 
     try:
