@@ -24,7 +24,7 @@ from massmerge.cli.serve import serve
 from massmerge.errors import InputError, MassError
 from massmerge.merging.verify import verify_bundle
 from massmerge.serve.loaded import load_bundle
-from massmerge.serve.settings import Settings
+from massmerge.serve.settings import ServiceSettings
 from models import write_family
 
 TASKS = list(json.loads((text.DATA / "about.json").read_text(encoding="utf-8"))["tasks"])
@@ -44,7 +44,7 @@ def commands(output):
 def assert_serves(words):
     """The command would serve, with examples for its page; it is not run here, as it would not end."""
     options = serve.make_context("serve", words[2:]).params
-    loaded = load_bundle(Settings(options["bundle"], examples=options["examples"], threads=1))
+    loaded = load_bundle(ServiceSettings(options["bundle"], examples=options["examples"], threads=1))
     assert words[1] == "serve" and len(loaded.examples) >= 2
     assert all(example.keys() == {loaded.kind} for example in loaded.examples)
 

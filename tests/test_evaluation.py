@@ -201,7 +201,9 @@ def test_a_reference_of_another_split_is_not_used(tmp_path):
     task = "data: '{split}.csv', input: text"
     for reference, expected in (("0.5", None), ("{validation: 0.5}", 0.5), ("{test: 0.5}", None)):
         suite = Suite.parse(f"tasks: {{a: {{{task}, reference: {reference}}}}}")
-        found = massmerge.evaluate(Spied(lambda *_: ("a", "x", ("a",))), suite, folder=tmp_path, split="validation")
+        found = massmerge.evaluate(
+            Spied(lambda *_: ("a", "x", ("a",))), suite, suite_folder=tmp_path, split="validation"
+        )
         assert found.tasks[0].reference == expected
         assert any("of the split 'test'" in note for note in found.notes) == (expected is None)
 

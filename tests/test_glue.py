@@ -105,9 +105,7 @@ def writing(tmp_path_factory):
 
 
 def test_texts_are_right_when_task_and_text_are(writing):
-    found = massmerge.evaluate(
-        writing / "out", writing / "suite.yaml", experts=True, expert_folder=writing, batch_size=5
-    )
+    found = massmerge.evaluate(writing / "out", writing / "suite.yaml", experts=True, folder=writing, batch_size=5)
     model = massmerge.load(writing / "out")
     for result in found.tasks:
         rows = list(csv.DictReader((writing / f"{result.task}.csv").open()))
@@ -131,7 +129,7 @@ def test_texts_are_not_evaluated_by_the_batch(writing):
 def test_a_wrong_generation_option_of_a_suite_is_told(writing):
     suite = Suite.load(writing / "suite.yaml").model_copy(update={"generate": {"beams": 2}})
     with pytest.raises(InputError, match="generation has no option 'beams'"):
-        massmerge.evaluate(writing / "out", suite, folder=writing)
+        massmerge.evaluate(writing / "out", suite, suite_folder=writing)
 
 
 # The example

@@ -239,7 +239,7 @@ def test_the_command_gives_what_the_function_gives_and_draws_it(root, tmp_path):
     ("arguments", "message"),
     [
         (["--texts", "none.txt"], "none.txt: cannot be read as a text a line"),
-        (["--plot", "p.doc"], "a picture is .png, .svg or .pdf"),
+        (["--plot", "p.doc"], "Use .png, .svg or .pdf"),
         (["--site", "M77"], "no site 'M77'"),
     ],
 )

@@ -11,7 +11,7 @@ from PIL import Image
 
 from massmerge.errors import InputError
 from massmerge.serve.loaded import load_bundle
-from massmerge.serve.settings import Settings
+from massmerge.serve.settings import ServiceSettings
 from models import image_bundle, text_bundle
 
 
@@ -23,7 +23,7 @@ def png(side, seed=0):
 
 
 def shown(bundle, examples, column=None):
-    return load_bundle(Settings(bundle, examples=examples, column=column, threads=1)).examples
+    return load_bundle(ServiceSettings(bundle, examples=examples, column=column, threads=1)).examples
 
 
 def opened(example):

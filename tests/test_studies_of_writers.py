@@ -17,7 +17,7 @@ from massmerge.evaluation.scales import choose_scale, with_scale
 from massmerge.recipe import MergeOptions
 from massmerge.research.studies import STUDIES
 from massmerge.research.studies.run import run_studies
-from massmerge.research.studies.settings import Settings
+from massmerge.research.studies.settings import StudySettings
 from models import FAMILIES
 
 WORDS = ["free", "win", "prize", "call", "meeting", "report", "goal", "team", "vote", "law", "cell", "star"]
@@ -79,7 +79,7 @@ def folder(request, tmp_path_factory):
 
 
 def study(folder, name: str):
-    settings = Settings(quick=name not in ("methods", "oracle"), limit=3)
+    settings = StudySettings(quick=name not in ("methods", "oracle"), limit=3)
     return run_studies(name, folder / "suite.yaml", folder / "study", recipe=folder / "recipe.yaml", settings=settings)
 
 

@@ -11,7 +11,7 @@ import yaml
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from massmerge.io import yaml_file
-from massmerge.io.yaml_file import Part
+from massmerge.io.yaml_file import Section
 
 TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _WINDOWS_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
@@ -39,14 +39,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 _Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-class Redundancy(Part):
+class Redundancy(Section):
     """Which tasks are left out of the fixed model because an earlier one already stands for them."""
 
     metric: Literal["cosine", "angles"] = "cosine"
     threshold: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.3
 
 
-class MergeOptions(Part):
+class MergeOptions(Section):
     """How the experts become one. An option that the method does not have is an error."""
 
     method: Method = "mass"
@@ -119,7 +119,7 @@ class MergeOptions(Part):
         return {name: getattr(self, name) for name in _DEFAULTS[self.method]}
 
 
-class LinearHead(Part):
+class FileHead(Section):
     """A linear head given as a file: `weight (labels, features)`, optionally `bias`."""
 
     weights: str
@@ -131,7 +131,7 @@ class LinearHead(Part):
     """What it reads: the backbone's pooled output, its first token, or the mean over real tokens."""
 
 
-class TextHead(Part):
+class TextHead(Section):
     """A head made of texts by the base's text tower: one embedding a class, the mean over the templates."""
 
     classes: str | list[str]
@@ -146,14 +146,14 @@ def _head_kind(value: Any) -> str:
     return "text" if {"classes", "templates", "TextHead"} & set(keys) else "linear"
 
 
-class TaskRecipe(Part):
+class TaskRecipe(Section):
     """One expert, its head and its labels."""
 
     name: str
     expert: str
     head: (
         Annotated[
-            Annotated[LinearHead, Tag("linear")] | Annotated[TextHead, Tag("text")],
+            Annotated[FileHead, Tag("linear")] | Annotated[TextHead, Tag("text")],
             Discriminator(_head_kind),
         ]
         | None
@@ -191,7 +191,7 @@ def names_differ(tasks: list[TaskRecipe]) -> list[TaskRecipe]:
     return tasks
 
 
-class RouterOptions(Part):
+class RouterOptions(Section):
     """How an input finds its task."""
 
     kind: Literal["projection", "nearest", "prototype", "mlp"] = "projection"
@@ -214,7 +214,7 @@ class RouterOptions(Part):
 MergeKind = Literal["orthogonal", "plain", "weighted"]
 
 
-class AnswerOptions(Part):
+class AnswerOptions(Section):
     """How a selected set becomes an answer."""
 
     merge: MergeKind = "orthogonal"
@@ -225,7 +225,7 @@ class AnswerOptions(Part):
     """The router's say in `logit_and_weight`: logit + weight · log(router's weight)."""
 
 
-class Unknown(Part):
+class Unknown(Section):
     """When to answer that an input belongs to no task. Both are off at 0."""
 
     lift: Annotated[float, Field(ge=0.0)] = 0.0
@@ -234,7 +234,7 @@ class Unknown(Part):
     """Abstain if the voters agree less than this on the best task; 1 is complete agreement."""
 
 
-class Recipe(Part):
+class Recipe(Section):
     """What to merge, and how. Unknown keys are errors."""
 
     base: str

@@ -73,8 +73,25 @@ class Inspection:
         return asdict(self)
 
 
-def inspect_bundle(bundle: Bundle) -> Inspection:
-    """Look into a bundle; headers, its small statistics and the factors at the voting sites are read."""
+def inspect_bundle(bundle: Bundle | str | Path, *, plot: str | Path | None = None) -> Inspection:
+    """Report what a bundle holds: sizes, ranks, energy kept, and how similar its tasks are.
+
+    Only headers, small statistics and the factors at the voting sites are read.
+
+    Args:
+        bundle: the bundle, or its folder.
+        plot: draw energy kept and similarity to this file (.png, .svg or .pdf).
+
+    Raises:
+        InputError: not a bundle, or the name of the plot ends otherwise.
+    """
+    report = _inspection(bundle if isinstance(bundle, Bundle) else Bundle(bundle))
+    if plot is not None:
+        plot_inspection(report, plot)
+    return report
+
+
+def _inspection(bundle: Bundle) -> Inspection:
     norm, energy = bundle.statistics["norm"].double(), bundle.statistics["energy"].double()
     accepted, names = bundle.statistics["accepted"].bool(), list(bundle.ranks)
     if FIXED not in bundle.manifest["files"]:

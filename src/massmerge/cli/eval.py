@@ -12,7 +12,7 @@ from tqdm import tqdm
 from massmerge.cli.common import batch_size_option, cache_option, plural, print_json, table, verb
 from massmerge.errors import InputError
 from massmerge.evaluation.evaluate import evaluate
-from massmerge.evaluation.prepared import Prepared, prepare_evaluation
+from massmerge.evaluation.prepared import PreparedEvaluation, prepare_evaluation
 from massmerge.evaluation.report import Table
 from massmerge.evaluation.results import Evaluation
 from massmerge.evaluation.suite import label_set
@@ -34,7 +34,7 @@ _SHOWN_FAILURES = 5
 @click.option("--route", type=click.Choice(["input", "batch"]), default="input", show_default=True,
               help="Decide for each input, or once a batch; the stream is then of batches of one task.")  # fmt: skip
 @batch_size_option
-@click.option("--unknown", "limits", multiple=True, metavar="KIND=LIMIT",
+@click.option("--unknown", multiple=True, metavar="KIND=LIMIT",
               help="When to abstain, instead of the recipe's limits, such as lift=1.1. May be repeated.")  # fmt: skip
 @cache_option
 @click.option("--oracle/--no-oracle", default=True, show_default=True,
@@ -48,14 +48,14 @@ _SHOWN_FAILURES = 5
 @verb
 def eval_(
     bundle: str, suite: str, tasks: tuple[str, ...], split: str | None, limit: int | None, seed: int, router: str | None,
-    route: Any, batch_size: int, limits: tuple[str, ...], cache: str, oracle: bool, experts: bool, folder: str | None,
+    route: Any, batch_size: int, unknown: tuple[str, ...], cache: str, oracle: bool, experts: bool, folder: str | None,
     report: str | None, dry_run: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Measure BUNDLE, or what a static method merged, on the labelled data that SUITE names.
 
     Inputs of all tasks are shuffled into one stream without task names; an answer is right when task and label both are.
     """
-    unknown = _limits(limits)
+    limits = _limits(unknown)
     if dry_run:
         ready = prepare_evaluation(bundle, suite, tasks=tasks, split=split, limit=limit, seed=seed)
         passes = _passes(ready, oracle=oracle, experts=experts)
@@ -70,7 +70,7 @@ def eval_(
 
     found = evaluate(
         bundle, suite, tasks=tasks, split=split, limit=limit, seed=seed, router=router, route=route,
-        batch_size=batch_size, unknown=unknown, cache=cache, oracle=oracle, experts=experts, expert_folder=folder,
+        batch_size=batch_size, unknown=limits, cache=cache, oracle=oracle, experts=experts, folder=folder,
         report=report, progress=progress,
     )  # fmt: skip
     if as_json:
@@ -141,7 +141,7 @@ def _classes(labels: list[str], metric: str) -> Counter[str]:
     return Counter(label for several in labels for label in label_set(several))
 
 
-def _plan(ready: Prepared) -> dict[str, Any]:
+def _plan(ready: PreparedEvaluation) -> dict[str, Any]:
     """What would be run, as plain data."""
     return {
         "suite": ready.suite.name,
@@ -161,7 +161,7 @@ def _plan(ready: Prepared) -> dict[str, Any]:
     }
 
 
-def _passes(ready: Prepared, *, oracle: bool, experts: bool) -> list[str]:
+def _passes(ready: PreparedEvaluation, *, oracle: bool, experts: bool) -> list[str]:
     rows = plural(sum(ready.counts.values()), "row")
     passes = [f"{rows} as one stream without task names"]
     if oracle:
@@ -171,7 +171,7 @@ def _passes(ready: Prepared, *, oracle: bool, experts: bool) -> list[str]:
     return passes
 
 
-def describe_plan(ready: Prepared, passes: list[str]) -> str:
+def describe_plan(ready: PreparedEvaluation, passes: list[str]) -> str:
     """What would be run, for the terminal."""
     rows = []
     for task in _plan(ready)["tasks"]:

@@ -6,8 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from massmerge.bundle.inspect import Inspection, TaskReport, cosine_text, inspect_bundle, plot_inspection
-from massmerge.bundle.reader import Bundle
+from massmerge.bundle.inspect import Inspection, TaskReport, cosine_text, inspect_bundle
 from massmerge.cli.common import print_json, size, table, verb
 from massmerge.errors import InputError
 
@@ -26,9 +25,7 @@ def inspect(bundle: str, plot: str | None, sites: bool, as_json: bool, quiet: bo
     if sites:
         _list_sites(bundle, as_json=as_json, quiet=quiet)
         return
-    report = inspect_bundle(Bundle(bundle))
-    if plot:
-        plot_inspection(report, plot)
+    report = inspect_bundle(bundle, plot=plot)
     if as_json:
         print_json(report.to_dict())
     elif not quiet:

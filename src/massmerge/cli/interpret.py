@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from massmerge.cli.common import counting, print_json, table, verb
-from massmerge.errors import InputError, MassError
 
 
 @click.command()
@@ -33,10 +30,7 @@ def interpret(
     A text stands high where a task's vectors differ most along it; each text is taken out before the next is picked.
     """
     from massmerge.research.interpret.decoding import BANK, interpret
-    from massmerge.research.interpret.plot import save_plot
 
-    if plot and Path(plot).suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise InputError(f"{plot}: a picture is .png, .svg or .pdf.")
     with counting(quiet or as_json, "batch") as step:
         found = interpret(
             bundle,
@@ -45,13 +39,9 @@ def interpret(
             sites=list(sites) or None,
             top=top,
             clip=clip,
+            plot=plot,
             progress=step,
         )
-    if plot:
-        try:
-            save_plot(found, Path(plot))
-        except OSError as error:
-            raise MassError(f"{plot}: cannot be written ({error.strerror}).") from None
     if as_json:
         print_json([one.to_dict() for one in found])
         return

@@ -115,14 +115,14 @@ def serve(bundle: Path, api_key_file: Path | None, as_json: bool, quiet: bool, *
     try:
         from massmerge.serve.logs import set_up_logs
         from massmerge.serve.server import bind, run
-        from massmerge.serve.settings import Settings, read_api_key
+        from massmerge.serve.settings import ServiceSettings, read_api_key
     except ImportError as error:
         raise MassError(f"serving needs {error.name}: pip install 'massmerge[serve]'") from None
     Bundle(bundle, check=False)  # what is no bundle is told before anything starts
     if options["max_items"] > options["queue"]:
         raise InputError("--max-items is more than --queue: such a request could never be answered.")
     key = read_api_key(api_key_file) if api_key_file else None
-    settings = Settings(bundle, api_key=key, **options)
+    settings = ServiceSettings(bundle, api_key=key, **options)
     verbose = logging.getLogger().isEnabledFor(logging.INFO)
     set_up_logs(settings.log_format, logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
     listener = bind(settings)

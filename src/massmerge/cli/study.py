@@ -14,11 +14,10 @@ from tqdm import tqdm
 from massmerge.cli.common import batch_size_option, print_json, table, verb
 from massmerge.errors import InputError
 from massmerge.evaluation.report import Table
-from massmerge.research.peers.options import parse_options
 from massmerge.research.studies import STUDIES
 from massmerge.research.studies.result import Result, verdict_words
-from massmerge.research.studies.run import ALL, run_studies
-from massmerge.research.studies.settings import Settings
+from massmerge.research.studies.run import ALL
+from massmerge.research.studies.run import study as run_study
 
 
 @click.command("study")
@@ -71,14 +70,11 @@ def study(
         if not hushed:
             click.echo(sentence, err=True)
 
-    options: dict[str, Any] = {"search": True, "trials": trials} if search else {}
-    if given := parse_options(peers):
-        options["peers"] = given
-    settings = Settings(split, limit, seed, quick, batch_size, options)
     command = shlex.join(["mass", *sys.argv[1:]]) if Path(sys.argv[0]).name == "mass" else ""
-    results = run_studies(
-        name, suite, out, bundle=bundle, recipe=recipe, settings=settings, command=command, progress=progress, tell=tell
-    )
+    results = run_study(
+        name, suite, bundle=bundle, recipe=recipe, out=out, split=split, limit=limit, quick=quick, seed=seed,
+        batch_size=batch_size, search=search, trials=trials, peers=peers, command=command, progress=progress, tell=tell,
+    )  # fmt: skip
     if as_json:
         print_json([result.to_dict() for result in results] if name == ALL else results[0].to_dict())
     elif not quiet:

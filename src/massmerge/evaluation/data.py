@@ -14,7 +14,7 @@ import numpy as np
 
 from massmerge.errors import InputError, MassError, listing
 from massmerge.evaluation.metrics import plain_text
-from massmerge.evaluation.sources import Source, open_source
+from massmerge.evaluation.sources import RowSource, open_source
 from massmerge.evaluation.spool import Spool
 from massmerge.evaluation.suite import VALIDATION, Suite, SuiteTask, label_set
 
@@ -26,7 +26,7 @@ class TaskData:
     """The rows of one task that are measured."""
 
     task: str
-    source: Source
+    source: RowSource
     rows: list[int]
     """Their places in the source, ascending."""
     labels: list[str]
@@ -124,7 +124,7 @@ def _part(name: str, task: SuiteTask, split: str | None, count: int) -> np.ndarr
     return np.sort(order[:held] if split == VALIDATION else order[held:])
 
 
-def _refuse_unknown_labels(source: Source, task: SuiteTask, labels: list[str], known: Sequence[str]) -> None:
+def _refuse_unknown_labels(source: RowSource, task: SuiteTask, labels: list[str], known: Sequence[str]) -> None:
     named = set().union(*map(label_set, labels)) if task.metric == "micro_f1" else set(labels)
     unknown = sorted(named - set(known))
     if unknown:
@@ -149,7 +149,7 @@ def _some(labels: Iterable[str]) -> str:
     return ", ".join(names[:_SHOWN]) + rest
 
 
-def _refuse_other_than_numbers(source: Source, labels: list[str], known: Sequence[str] | None) -> None:
+def _refuse_other_than_numbers(source: RowSource, labels: list[str], known: Sequence[str] | None) -> None:
     if known is not None and len(known) != 1:
         raise InputError(
             f"{source.where}: `metric: spearman` is for heads with one output; this one has {len(known)}: {_some(known)}."

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from massmerge.errors import InputError
 from massmerge.evaluation.experts import Experts, open_experts
 from massmerge.evaluation.metrics import shared_groups
-from massmerge.evaluation.prepared import Prepared, prepare_evaluation
+from massmerge.evaluation.prepared import PreparedEvaluation, prepare_evaluation
 from massmerge.evaluation.report import require_matplotlib
-from massmerge.evaluation.results import Evaluation, RowResult, Sizes, TaskResult, count_routes, count_sets
+from massmerge.evaluation.results import BundleSizes, Evaluation, RowResult, TaskResult, count_routes, count_sets
 from massmerge.evaluation.run import Progress, run_experts, run_known, run_stream, silent
 from massmerge.evaluation.scoring import mean_figures, score_task
 from massmerge.evaluation.suite import DEFAULT_SPLIT, Suite
@@ -26,7 +26,6 @@ def evaluate(
     bundle: str | Path | Model,
     suite: str | Path | Suite,
     *,
-    folder: str | Path | None = None,
     tasks: Sequence[str] | None = None,
     split: str | None = None,
     limit: int | None = None,
@@ -38,7 +37,8 @@ def evaluate(
     cache: str | int = 0,
     oracle: bool = True,
     experts: bool = False,
-    expert_folder: str | Path | None = None,
+    folder: str | Path | None = None,
+    suite_folder: str | Path | None = None,
     report: str | Path | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
@@ -51,7 +51,6 @@ def evaluate(
         bundle: a bundle's folder, or a loaded model (then there are no sizes, and no experts); or what `merge` wrote with a
             static method, which routes nothing: the head with the largest logit answers.
         suite: a suite's path, or a `Suite`.
-        folder: what the suite's relative paths start from; its own folder if a path is given.
         tasks: measure these tasks of the suite only; inputs may still be routed to any task of the bundle.
         split: what `{split}` stands for in the suite's paths; `test` by default.
         limit: at most so many rows of each task, drawn at random.
@@ -63,7 +62,8 @@ def evaluate(
         cache: as in `load`.
         oracle: whether the same rows are also answered with their task given.
         experts: whether each task's own expert is measured on the same rows.
-        expert_folder: what the recipe's relative paths start from; the current folder by default.
+        folder: what the recipe's relative paths start from, with `experts`; the current folder by default.
+        suite_folder: what the suite's relative paths start from; its own folder if a path is given.
         report: folder that gets tables, plots, figures and all answers; answers of experts are kept there.
         progress: wraps iterables whose items take time.
 
@@ -72,14 +72,14 @@ def evaluate(
     """
     if batch_size < 1:
         raise InputError("batch_size must be at least 1.")
-    ready = prepare_evaluation(bundle, suite, folder=folder, tasks=tasks, split=split, limit=limit, seed=seed)
+    ready = prepare_evaluation(bundle, suite, folder=suite_folder, tasks=tasks, split=split, limit=limit, seed=seed)
     if ready.writes and route == "batch":
         raise InputError("prompts are routed one by one: route is 'input' for bundles that write their answers.")
     if report is not None:
         require_matplotlib()
     if ready.static is not None:
         _refuse_routing(ready.static, {"router": router, "unknown": unknown}, route, oracle=oracle)
-    opened = _open_experts(ready, expert_folder) if experts else None
+    opened = _open_experts(ready, folder) if experts else None
     model: Model | StaticModel
     if ready.static is not None:
         model = StaticModel(ready.static.path)
@@ -122,7 +122,7 @@ def _refuse_routing(static: StaticFolder, options: dict[str, object], route: str
         )
 
 
-def _open_experts(ready: Prepared, folder: str | Path | None) -> Experts:
+def _open_experts(ready: PreparedEvaluation, folder: str | Path | None) -> Experts:
     if ready.static is not None:
         raise InputError(
             f"{ready.static.path}: the experts are measured beside a bundle. `mass study methods` has both in one table; or "
@@ -134,7 +134,7 @@ def _open_experts(ready: Prepared, folder: str | Path | None) -> Experts:
 
 
 def collect(
-    ready: Prepared,
+    ready: PreparedEvaluation,
     rows: list[RowResult],
     timings: dict[str, float],
     *,
@@ -156,9 +156,9 @@ def collect(
     results = tuple(one.result for one in scored)
     sizes = None
     if ready.bundle is not None:
-        sizes = Sizes(ready.bundle.counted_bytes, ready.bundle.head_bytes, ready.bundle.base_bytes)
+        sizes = BundleSizes(ready.bundle.counted_bytes, ready.bundle.head_bytes, ready.bundle.base_bytes)
     elif ready.static is not None:
-        sizes = Sizes(ready.static.nbytes, ready.static.head_bytes, ready.static.base_bytes)
+        sizes = BundleSizes(ready.static.nbytes, ready.static.head_bytes, ready.static.base_bytes)
     return Evaluation(
         ready.suite.name or "suite", name, options, results, mean_figures(scored),
         count_routes(rows, list(ready.data), ready.tasks), count_sets(rows), timings, sizes,
@@ -168,7 +168,7 @@ def collect(
     )  # fmt: skip
 
 
-def _static_notes(ready: Prepared) -> Iterator[str]:
+def _static_notes(ready: PreparedEvaluation) -> Iterator[str]:
     """What the figures of a static merge mean."""
     if ready.static is None:
         return

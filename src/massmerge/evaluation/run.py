@@ -11,7 +11,7 @@ from typing import Any, Literal
 from massmerge.evaluation.data import batches_of_one_task, stream_order
 from massmerge.evaluation.experts import Experts, expert_answers
 from massmerge.evaluation.metrics import given_of, written
-from massmerge.evaluation.prepared import Prepared
+from massmerge.evaluation.prepared import PreparedEvaluation
 from massmerge.evaluation.results import RowResult
 from massmerge.model.answers import Prediction
 from massmerge.model.model import Model
@@ -29,7 +29,7 @@ def silent(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
 
 def run_stream(
     model: Model | StaticModel,
-    ready: Prepared,
+    ready: PreparedEvaluation,
     *,
     seed: int,
     route: Literal["input", "batch"],
@@ -63,7 +63,7 @@ def run_stream(
 
 def _answers(
     model: Model | StaticModel,
-    ready: Prepared,
+    ready: PreparedEvaluation,
     items: Iterable[Any],
     *,
     batch_size: int,
@@ -88,7 +88,7 @@ def _answers(
         )
 
 
-def _like_lengths(order: list[tuple[str, int]], ready: Prepared, window: int) -> list[tuple[str, int]]:
+def _like_lengths(order: list[tuple[str, int]], ready: PreparedEvaluation, window: int) -> list[tuple[str, int]]:
     """The stream, texts of each window sorted by length: answers do not depend on their batch, but padding costs time."""
 
     def length(pair: tuple[str, int]) -> int:
@@ -98,7 +98,7 @@ def _like_lengths(order: list[tuple[str, int]], ready: Prepared, window: int) ->
     return [pair for at in range(0, len(order), window) for pair in sorted(order[at : at + window], key=length)]
 
 
-def _row(ready: Prepared, task: str, place: int, answer: Prediction) -> RowResult:
+def _row(ready: PreparedEvaluation, task: str, place: int, answer: Prediction) -> RowResult:
     routing = answer.routing
     residuals = array("f", [routing.residuals[t] for t in ready.tasks] if routing and routing.residuals else [])
     # A static merge routes nothing: the head that answers is whose task it found.
@@ -108,7 +108,12 @@ def _row(ready: Prepared, task: str, place: int, answer: Prediction) -> RowResul
 
 
 def run_known(
-    model: Model | StaticModel, ready: Prepared, rows: list[RowResult], *, batch_size: int, progress: Progress = silent
+    model: Model | StaticModel,
+    ready: PreparedEvaluation,
+    rows: list[RowResult],
+    *,
+    batch_size: int,
+    progress: Progress = silent,
 ) -> None:
     """Answer the rows with their task given.
 
@@ -133,7 +138,7 @@ def run_known(
 
 def run_experts(
     opened: Experts,
-    ready: Prepared,
+    ready: PreparedEvaluation,
     rows: list[RowResult],
     *,
     batch_size: int,

@@ -16,7 +16,7 @@ from massmerge.io.rows import IMAGE_SUFFIXES, TABLE_SUFFIXES, read_table
 _TEXT_SUFFIXES = {".txt", ".md"}
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Where the rows of a task lie."""
 
     @property
@@ -223,7 +223,7 @@ def _exchanged(picture: Any) -> Any:
         return InputError(f"cannot be read as a picture ({error}).")
 
 
-def open_source(task: SuiteTask, folder: Path, split: str | None, *, image: bool) -> Source:
+def open_source(task: SuiteTask, folder: Path, split: str | None, *, image: bool) -> RowSource:
     """Where a task's rows lie; relative paths start from `folder`."""
     if task.dataset is not None:
         return DatasetSource(task, folder, split, image=image)

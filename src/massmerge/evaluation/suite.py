@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from massmerge.errors import InputError
 from massmerge.io import yaml_file as yamlfile
-from massmerge.io.yaml_file import Part
+from massmerge.io.yaml_file import Section
 from massmerge.merging.heads.labels import read_labels
 from massmerge.recipe import ProblemType
 
@@ -25,7 +25,7 @@ _Share = Annotated[float, Field(gt=0.0, le=1.0)]
 _Part = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
-class SuiteTask(Part):
+class SuiteTask(Section):
     """The evaluation data of one task: a table, a folder of files by class, or an id of the `datasets` library."""
 
     data: str | None = None
@@ -187,7 +187,7 @@ class SuiteTask(Part):
         return self.reference if split in (None, DEFAULT_SPLIT) else None
 
 
-class Suite(Part):
+class Suite(Section):
     """Tasks with their evaluation data. Unknown keys are errors."""
 
     tasks: Annotated[dict[str, SuiteTask], Field(min_length=1)]

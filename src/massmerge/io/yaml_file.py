@@ -14,13 +14,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from massmerge.errors import InputError
 
 
-class Part(BaseModel):
+class Section(BaseModel):
     """A part of such a file: unknown keys are faults, and nothing is changed once it is read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-_P = TypeVar("_P", bound=Part)
+_P = TypeVar("_P", bound=Section)
 # The parser in C, where PyYAML was built with it: a tenth of the time, which counts when a bundle is loaded.
 _QUICK = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -85,7 +85,7 @@ def parse(model: type[_P], text: str, name: str, what: str) -> _P:
 
 
 def _faults(
-    model: type[Part], name: str, what: str, node: yaml.Node | None, data: Any, error: ValidationError
+    model: type[Section], name: str, what: str, node: yaml.Node | None, data: Any, error: ValidationError
 ) -> list[str]:
     """Every fault in the file's own words: line, key, what is wrong, what would be right."""
     found: dict[tuple[str | int, ...], list[Any]] = {}
@@ -105,7 +105,7 @@ def _path_in(data: Any, location: Sequence[str | int], *, missing: bool) -> tupl
     return (*path, location[-1]) if missing else tuple(path)
 
 
-def _fault(model: type[Part], what: str, path: Sequence[str | int], errors: Sequence[Any]) -> str:
+def _fault(model: type[Section], what: str, path: Sequence[str | int], errors: Sequence[Any]) -> str:
     key, kind, given = ".".join(str(p) for p in path) or what, errors[0]["type"], errors[0]["input"]
     if kind == "extra_forbidden":
         return f"unknown key {key!r} (known here: {', '.join(_known_keys(model, path[:-1]))})"
@@ -122,7 +122,7 @@ def _fault(model: type[Part], what: str, path: Sequence[str | int], errors: Sequ
     return f"{key!r}: {words}{shown}"
 
 
-def _known_keys(model: type[Part], path: Sequence[str | int]) -> list[str]:
+def _known_keys(model: type[Section], path: Sequence[str | int]) -> list[str]:
     """Keys of the part of the file at that path."""
     kinds: list[Any] = [model]
     for part in path:

@@ -13,7 +13,7 @@ from massmerge.bundle.reader import Bundle
 from massmerge.bundle.watched_files import SourceFiles
 from massmerge.errors import InputError
 from massmerge.io import yaml_file as yamlfile
-from massmerge.io.yaml_file import Part
+from massmerge.io.yaml_file import Section
 from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.heads.text import template_sets
 from massmerge.merging.prepare import Prepared, prepare
@@ -21,7 +21,7 @@ from massmerge.merging.run import Progress, carry_out, workers_or_all
 from massmerge.recipe import Recipe, TaskRecipe, names_differ
 
 
-class Addition(Part):
+class Addition(Section):
     """What is added to a bundle: tasks as in a recipe, and the labels that they share with others."""
 
     tasks: Annotated[list[TaskRecipe], Field(min_length=1)]

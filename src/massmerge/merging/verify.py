@@ -80,7 +80,7 @@ class Verification:
 
 
 def verify_bundle(
-    path: str | Path,
+    bundle: str | Path,
     *,
     experts: bool = False,
     folder: str | Path | None = None,
@@ -89,7 +89,7 @@ def verify_bundle(
     """Check every checksum, and with `experts` every delta against the original expert.
 
     Args:
-        path: the bundle.
+        bundle: the bundle's folder.
         experts: whether to read the experts that the bundle's recipe names.
         folder: what the recipe's relative paths start from; the current folder by default.
         progress: hears each file and tensor.
@@ -97,14 +97,14 @@ def verify_bundle(
     Raises:
         InputError: not a bundle, or an expert cannot be opened.
     """
-    bundle = Bundle(path, check=False)
-    files = len(bundle.manifest["files"])
-    damage = tuple(bundle.damage(progress))
+    opened = Bundle(bundle, check=False)
+    files = len(opened.manifest["files"])
+    damage = tuple(opened.damage(progress))
     if damage or not experts:
-        return Verification(str(path), files, damage)
-    prepared = _prepare(bundle, Path(folder or "."))
-    tasks = tuple(_verify_task(bundle, prepared, i, progress) for i in range(len(bundle.tasks)))
-    return Verification(str(path), files, damage, tasks)
+        return Verification(str(bundle), files, damage)
+    prepared = _prepare(opened, Path(folder or "."))
+    tasks = tuple(_verify_task(opened, prepared, i, progress) for i in range(len(opened.tasks)))
+    return Verification(str(bundle), files, damage, tasks)
 
 
 def _prepare(bundle: Bundle, folder: Path) -> Prepared:

@@ -25,7 +25,7 @@ ANSWERS = "mass-batches"
 
 
 @dataclass(frozen=True)
-class Choice:
+class BatchKey:
     """What inputs must agree on to run in one batch."""
 
     tasks: tuple[str, ...] | None = None
@@ -55,7 +55,7 @@ class Outcome:
 class Job:
     """The inputs of one request."""
 
-    choice: Choice
+    choice: BatchKey
     top: int
     outcomes: list[Outcome | None]
     done: asyncio.Future[list[Outcome]]
@@ -77,7 +77,7 @@ class _Entry:
     arrived: float = field(default_factory=time.monotonic)
 
 
-Run = Callable[[Sequence[Any], Choice, int], Sequence[Prediction | Fault]]
+Run = Callable[[Sequence[Any], BatchKey, int], Sequence[Prediction | Fault]]
 
 
 class Batcher:
@@ -113,7 +113,7 @@ class Batcher:
         """Inputs in the queue."""
         return len(self._entries)
 
-    def submit(self, items: Sequence[Any], choice: Choice, top: int, within: float = math.inf) -> Job:
+    def submit(self, items: Sequence[Any], choice: BatchKey, top: int, within: float = math.inf) -> Job:
         """Put the inputs of a request into the queue.
 
         Args:

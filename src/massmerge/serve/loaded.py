@@ -20,7 +20,7 @@ from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
 from massmerge.io.rows import NamedInput, read_inputs
 from massmerge.model.model import Model, load
-from massmerge.serve.settings import Settings
+from massmerge.serve.settings import ServiceSettings
 
 _MOST_EXAMPLES = 24
 _EXAMPLE_SIDE = 512  # pixels; a larger example is sent to the page smaller
@@ -52,7 +52,7 @@ class Loaded:
             for task in self.report.tasks
         ]  # fmt: skip
 
-    def describe(self, settings: Settings) -> dict[str, Any]:
+    def describe(self, settings: ServiceSettings) -> dict[str, Any]:
         """The bundle, as `/v1/bundle` answers it."""
         report = self.report
         return {
@@ -77,7 +77,7 @@ class Loaded:
         }  # fmt: skip
 
 
-def load_bundle(settings: Settings) -> Loaded:
+def load_bundle(settings: ServiceSettings) -> Loaded:
     """Load a bundle, compare its checksums, and answer once with each task so that the first client need not wait.
 
     Raises:
@@ -95,7 +95,7 @@ def load_bundle(settings: Settings) -> Loaded:
     return Loaded(model, inspect_bundle(bundle), router, _examples(settings, model), time.time())
 
 
-def _examples(settings: Settings, model: Model) -> list[dict[str, str]]:
+def _examples(settings: ServiceSettings, model: Model) -> list[dict[str, str]]:
     """What the page offers to try."""
     if settings.examples is None:
         return []

@@ -11,8 +11,8 @@ from starlette.requests import Request
 
 from massmerge.serve.errors import ServiceError
 from massmerge.serve.schemas import ImageInput, Input, Options, PredictRequest, TextInput
-from massmerge.serve.settings import Settings
-from massmerge.serve.worker import Item, Picture, Text
+from massmerge.serve.settings import ServiceSettings
+from massmerge.serve.worker import Item, SentImage, SentText
 
 _M = TypeVar("_M", bound=BaseModel)
 _INPUTS = 'give a text, {"text": …}, {"image": …}, or a list of these'
@@ -54,7 +54,7 @@ def _explained(error: ValidationError) -> ServiceError:
     return ServiceError(422, "invalid", "; ".join(f"{name}: {message}" for name, message in said.items()) + ".")
 
 
-async def read_predict(request: Request, settings: Settings) -> tuple[list[Item], Options]:
+async def read_predict(request: Request, settings: ServiceSettings) -> tuple[list[Item], Options]:
     """Inputs and options of `/v1/predict`: JSON, an upload, or an image as it is.
 
     Raises:
@@ -68,7 +68,7 @@ async def read_predict(request: Request, settings: Settings) -> tuple[list[Item]
     if kind == "multipart/form-data":
         return await _read_form(request, settings)
     if kind.startswith("image/"):
-        return [Picture(await request.body())], Options()
+        return [SentImage(await request.body())], Options()
     raise ServiceError(
         415, "unsupported_media_type", "Send application/json, multipart/form-data with images, or an image."
     )
@@ -77,13 +77,13 @@ async def read_predict(request: Request, settings: Settings) -> tuple[list[Item]
 def item_of(given: Input) -> Item:
     """An input of the schema as the worker takes it; a bare string is what the model takes."""
     if isinstance(given, ImageInput):
-        return Picture(given.image)
+        return SentImage(given.image)
     if isinstance(given, TextInput):
-        return Text(given.text, given.text_pair)
+        return SentText(given.text, given.text_pair)
     return given
 
 
-def _counted(items: list[Item], settings: Settings) -> list[Item]:
+def _counted(items: list[Item], settings: ServiceSettings) -> list[Item]:
     if not items:
         raise ServiceError(422, "invalid", "inputs: there is none.")
     if len(items) > settings.max_items:
@@ -92,7 +92,7 @@ def _counted(items: list[Item], settings: Settings) -> list[Item]:
     return items
 
 
-async def _read_form(request: Request, settings: Settings) -> tuple[list[Item], Options]:
+async def _read_form(request: Request, settings: ServiceSettings) -> tuple[list[Item], Options]:
     """Images as uploaded files, whatever their fields are called, and options as fields."""
     try:
         form = await request.form(max_files=settings.max_items, max_fields=64, max_part_size=_FORM_FIELD)
@@ -103,7 +103,7 @@ async def _read_form(request: Request, settings: Settings) -> tuple[list[Item], 
         options: dict[str, Any] = {}
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
-                items.append(Picture(await value.read()))
+                items.append(SentImage(await value.read()))
             elif name == "tasks":
                 options.setdefault("tasks", []).append(value)
             else:

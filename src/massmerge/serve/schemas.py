@@ -115,7 +115,7 @@ class HuggingFaceLabel(BaseModel):
     score: float
 
 
-class Explanation(BaseModel):
+class ExplanationAnswer(BaseModel):
     """Why an input was answered as it was."""
 
     residuals: dict[str, float] = Field(description="What remains of the activation, by task; the least is the best.")
@@ -143,7 +143,7 @@ class PredictionAnswer(BaseModel):
     selected: list[str]
     truncated: bool = Field(description="Whether the end of the text was left out, for it has too many tokens.")
     error: Error | None
-    explain: Explanation | None
+    explain: ExplanationAnswer | None
 
 
 class PredictAnswer(BaseModel):

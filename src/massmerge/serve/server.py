@@ -24,7 +24,7 @@ from massmerge.serve.batching import ANSWERS
 from massmerge.serve.connections import IDLE, Connection, connection_limits
 from massmerge.serve.errors import ServiceError
 from massmerge.serve.service import LOADER, Service
-from massmerge.serve.settings import Settings
+from massmerge.serve.settings import ServiceSettings
 
 log = logging.getLogger("massmerge.serve")
 _DRAIN = 1.0  # seconds in which kept connections are told to close, before that is done unasked
@@ -46,7 +46,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def make_server(app: FastAPI, settings: Settings) -> Server:
+def make_server(app: FastAPI, settings: ServiceSettings) -> Server:
     """The server of an application, with limits on connections."""
     limit, backlog = connection_limits(settings.max_connections)
     config = uvicorn.Config(
@@ -57,7 +57,7 @@ def make_server(app: FastAPI, settings: Settings) -> Server:
     return Server(config)
 
 
-def bind(settings: Settings) -> socket.socket:
+def bind(settings: ServiceSettings) -> socket.socket:
     """The socket that the service listens on.
 
     Raises:
@@ -76,7 +76,7 @@ def bind(settings: Settings) -> socket.socket:
     return listener
 
 
-def run(settings: Settings, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+def run(settings: ServiceSettings, listener: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serve until SIGTERM or SIGINT; then finish what is under way and return.
 
     Raises:
@@ -91,7 +91,7 @@ def run(settings: Settings, listener: socket.socket, on_ready: Callable[[], None
         os._exit(0)
 
 
-async def _run(settings: Settings, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+async def _run(settings: ServiceSettings, listener: socket.socket, on_ready: Callable[[], None]) -> None:
     app = make_app(settings)
     service: Service = app.state.service
     server = make_server(app, settings)

@@ -15,13 +15,13 @@ from starlette.requests import Request
 
 from massmerge.errors import MassError
 from massmerge.model.model import Model
-from massmerge.serve.batching import Batcher, Choice, Outcome
+from massmerge.serve.batching import Batcher, BatchKey, Outcome
 from massmerge.serve.decoding import Decoder
 from massmerge.serve.errors import ClientGone, ServiceError
 from massmerge.serve.loaded import Loaded, load_bundle
 from massmerge.serve.logs import without_values
 from massmerge.serve.metrics import Metrics
-from massmerge.serve.settings import Settings
+from massmerge.serve.settings import ServiceSettings
 from massmerge.serve.traffic import Traffic
 from massmerge.serve.worker import Worker
 
@@ -37,7 +37,7 @@ class Service:
         settings: what the service was told.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
         self.metrics, self.traffic = Metrics(), Traffic()
         self.stopping = False
@@ -155,7 +155,7 @@ class Service:
     # Answers
 
     async def answer(
-        self, request: Request, items: Sequence[Any], choice: Choice, top: int, deadline: float
+        self, request: Request, items: Sequence[Any], choice: BatchKey, top: int, deadline: float
     ) -> list[Outcome]:
         """Answer the inputs of a request, whose body has been read.
 
@@ -189,7 +189,7 @@ class Service:
         self.traffic.count(results)
         return outcomes
 
-    async def _answer(self, items: Sequence[Any], choice: Choice, top: int, deadline: float) -> list[Outcome]:
+    async def _answer(self, items: Sequence[Any], choice: BatchKey, top: int, deadline: float) -> list[Outcome]:
         assert self._batcher is not None and self._decoder is not None
         model = self._model()
         if model.takes_images:

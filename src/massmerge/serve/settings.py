@@ -11,7 +11,7 @@ from massmerge.errors import InputError
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServiceSettings:
     """Everything that `mass serve` can be told; the defaults are those of the command."""
 
     bundle: Path

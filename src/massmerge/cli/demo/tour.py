@@ -144,7 +144,7 @@ class Tour:
             ["mass", "eval", "out", "suite.yaml", "--experts", *limit],
         )
         found = evaluate(
-            demo.bundle, demo.suite, limit=demo.limit, experts=True, expert_folder=demo.folder, progress=self._bar
+            demo.bundle, demo.suite, limit=demo.limit, experts=True, folder=demo.folder, progress=self._bar
         )
         rows = [
             [t.task, t.rows, percent(t.strict.value), percent(t.routing.value), percent(t.known and t.known.value),

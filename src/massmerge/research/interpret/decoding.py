@@ -12,6 +12,7 @@ from torch import Tensor
 
 from massmerge.errors import InputError
 from massmerge.model.load import Runtime, load_runtime
+from massmerge.research.interpret.plot import refuse_other_format, save_plot
 from massmerge.research.interpret.spaces import ClipSpace, StreamSpace, TextSpace
 from massmerge.research.interpret.textspan import text_span
 from massmerge.routing import Site, choose_sites
@@ -63,6 +64,7 @@ def interpret(
     sites: Sequence[str] | None = None,
     top: int = 10,
     clip: str | None = None,
+    plot: str | Path | None = None,
     progress: Callable[[str], None] = lambda name: None,
 ) -> list[Interpretation]:
     """Decode tasks' singular vectors at some sites as texts.
@@ -75,11 +77,14 @@ def interpret(
         top: how many texts for each task and site.
         clip: for image models, a CLIP model (folder or hub id) with visual projection and text tower; the bundle's own
             source by default.
+        plot: draw the texts and their shares to this file (.png, .svg or .pdf).
         progress: hears of each step.
 
     Raises:
         InputError: no such task or site, a bank with fewer texts than `top`, or an image model without a text tower.
     """
+    if plot is not None:
+        refuse_other_format(Path(plot))
     if isinstance(texts, str | Path):
         named, bank = str(texts), read_bank(Path(texts))
     else:
@@ -98,10 +103,13 @@ def interpret(
     vectors = {(name, site.name): _vectors(runtime, name, site) for name in names for site in chosen}
     space: TextSpace = ClipSpace(runtime, clip) if runtime.reader.image else StreamSpace(runtime)
     placed = space.place(bank, chosen, progress)
-    return [
+    found = [
         Interpretation(name, site, _decode(space.project(rows), placed[site], bank, top))
         for (name, site), rows in vectors.items()
     ]
+    if plot is not None:
+        save_plot(found, Path(plot))
+    return found
 
 
 def _late_site(runtime: Runtime, tasks: list[str]) -> Site:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Settings:
+class StudySettings:
     """How a study was asked for."""
 
     split: str | None = None
