@@ -140,7 +140,7 @@ def test_a_file_that_somebody_changed_is_kept_under_another_name(tmp_path):
 
 def test_without_base_and_network_the_demo_says_what_to_install_and_writes_nothing(tmp_path, monkeypatch):
     def unreachable(*_, **__):
-        raise InputError("not to be had from the hub")
+        raise InputError("not available from the hub")
 
     monkeypatch.setattr(minilm, "find_spec", lambda name: None)
     monkeypatch.setattr(minilm, "find_source", unreachable)
@@ -265,7 +265,7 @@ def test_the_vision_demo_takes_the_suites_experts_and_each_command_works(vision_
 def test_a_second_run_of_the_vision_demo_reuses_its_bundle(vision_suite, tmp_path):
     first, second = (run("demo", "--vision", "--folder", tmp_path / "demo") for _ in range(2))
     assert "in the bundle" in first.stdout and "reused" not in first.stdout
-    assert "out is complete already: reused" in second.stdout
+    assert "out is already complete: reused" in second.stdout
     assert "reused recipe.yaml, suite.yaml, inputs/ of an earlier demo" in second.stdout
 
 

@@ -95,7 +95,7 @@ def test_the_figures_are_those_of_obvious_loops(tmp_path, seed):
             routed += bool(selected) and selected[0] == result.task
             held += result.task in selected
             abstained += task is None
-            # Routed to its own task alone, the answer is the same as with the task known.
+            # Routed to its own task alone, the answer is the same as with the task given.
             right_known += good if selected == (result.task,) else known[text] == label
         count = len(rows[result.task])
         strict_by_task.append(strict / count)

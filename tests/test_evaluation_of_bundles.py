@@ -28,7 +28,7 @@ def test_rows_that_cannot_be_read_count_as_wrong_and_are_reported(tmp_path, root
     assert topic.strict.value <= 1 / 3 and topic.known.value <= 1 / 3 and topic.reference <= 1 / 3
     assert found.confusion.counts[0][-1] == 2
     errors = dict(found.failures)
-    assert errors[f"{tmp_path / 'topic.csv'}:2"] == "the cell of the text is empty."
+    assert errors[f"{tmp_path / 'topic.csv'}:2"] == "the text cell is empty."
     assert errors[f"{tmp_path / 'topic.csv'}:3"] == "empty text."
 
 
@@ -56,7 +56,7 @@ def test_images_that_cannot_be_decoded_count_as_wrong(tmp_path, root):
     found = massmerge.evaluate(image_bundle(root), image_suite(tmp_path))
     assert [(task.rows, task.failed) for task in found.tasks] == [(7, 2), (4, 0)]
     assert sorted(name for name, _ in found.failures) == [f"{tmp_path / 'a.parquet'}:{i}" for i in (6, 7)]
-    assert all("not an image that can be read" in error for _, error in found.failures)
+    assert all("not a readable image" in error for _, error in found.failures)
 
 
 # Real bundles
@@ -166,7 +166,7 @@ def test_experts_that_are_not_there_any_more_are_an_error_before_anything_runs(t
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "load", lambda *_, **__: pytest.fail("loaded"))
     suite, _ = text_suite(tmp_path, root)
-    with pytest.raises(InputError, match=r"The experts' own figures need the experts\..*--folder names another place"):
+    with pytest.raises(InputError, match=r"Measuring the experts needs their files\..*use --folder to change that"):
         massmerge.evaluate(text_bundle(root), suite, experts=True)
 
 

@@ -64,7 +64,7 @@ def test_the_result_is_what_to_dict_gives(reported):
     data = json.loads((report / "result.json").read_text())
     assert data == json.loads(json.dumps(found.to_dict()))
     assert data == json.loads(found.to_json())
-    assert data["failures"][0]["error"] == "the cell of the text is empty."
+    assert data["failures"][0]["error"] == "the text cell is empty."
 
 
 def test_every_answer_is_in_a_table(reported):

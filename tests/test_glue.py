@@ -68,7 +68,7 @@ def test_a_prompt_is_filled_from_the_input_columns():
     [
         ("input: x, prompt: 'is {y}?'", r"must name the input columns in braces \(\{x\}\); it names \{y\}"),
         ("input: [x, y], prompt: 'is {x}?'", "it names {x}"),
-        ("input: x, prompt: 'is {x?'", "a brace that is meant as one is written twice"),
+        ("input: x, prompt: 'is {x?'", "write a literal brace twice"),
         ("input: [x, y, z]", "more need a prompt"),
     ],
 )

@@ -92,7 +92,7 @@ def test_mass_has_the_figures_of_its_own_answers(table, context, bundle):
     model = massmerge.load(bundle)
     rows = rows_of(table)
     assert rows["mass"]["task_unknown"]["tasks"] == shares(context, lambda x, task: model.predict(x)[0])
-    assert rows["mass, task told"]["task_told"]["tasks"] == shares(
+    assert rows["mass, task given"]["task_told"]["tasks"] == shares(
         context, lambda x, task: model.predict(x, task=task)[0]
     )
     assert rows["mass"]["bytes"] == Bundle(bundle).counted_bytes
@@ -100,7 +100,7 @@ def test_mass_has_the_figures_of_its_own_answers(table, context, bundle):
 
 def test_the_base_and_the_experts_stand_beside_the_methods(table, context):
     rows = rows_of(table)
-    assert list(rows) == ["base", "task_arithmetic", "tsv_m", "smile_1", "mass", "mass, task told", "experts"]
+    assert list(rows) == ["base", "task_arithmetic", "tsv_m", "smile_1", "mass", "mass, task given", "experts"]
     assert rows["experts"]["task_told"]["tasks"] == context.references
     assert rows["experts"]["task_told"]["normalised"] == pytest.approx(1.0) or 0 in context.references.values()
     assert rows["base"]["of_the_base"] == pytest.approx(1.0, abs=0.05) and rows["experts"]["of_the_base"] > 2.8

@@ -77,7 +77,7 @@ def test_a_task_may_say_its_own_share():
 )
 def test_splits_share_rows_if_they_lie_in_one_place_and_are_not_parts_of_it(measured, more, shared):
     suite = Suite.model_validate({"tasks": {"a": {"dataset": "d", "input": "text", **more}}})
-    words = r"split 'validation' of a has the rows that are measured.*`validation: 0\.1`"
+    words = r"split 'validation' of a contains the rows being measured.*`validation: 0\.1`"
     with pytest.raises(InputError, match=words) if shared else nullcontext():
         suite.refuse_measured_rows(measured)
 
@@ -109,7 +109,7 @@ def test_the_scale_of_a_static_merge_is_not_chosen_on_the_rows_that_are_measured
     recipe = Recipe.load(folder / "recipe.yaml")
     recipe = Recipe.model_validate({**recipe.model_dump(exclude={"merge"}), "merge": {"method": "task_arithmetic"}})
     path = write_suite(tmp_path, write_glue(tmp_path))
-    with pytest.raises(InputError, match=r"a, b, c has the rows that are measured"):
+    with pytest.raises(InputError, match=r"a, b, c contains the rows being measured"):
         choose_scale(recipe, path, tmp_path / "work", folder=folder)
     assert not (tmp_path / "work").exists()
     path = write_suite(tmp_path, Suite.load(path).model_copy(update={"validation": 0.25}))

@@ -80,7 +80,7 @@ class MergeOptions(Section):
         share = isinstance(rank, float) and 0.0 < rank < 1.0
         if rank is None or rank == "1/T" or whole or share:
             return rank
-        raise ValueError("a rank is 1/T, a whole number from 1 on, or a share of energy between 0 and 1")
+        raise ValueError("a rank is 1/T, a positive integer, or a share of energy between 0 and 1")
 
     @field_validator("*", mode="before")
     @classmethod
@@ -89,7 +89,7 @@ class MergeOptions(Section):
         if method is None or name == "method" or value is None or name in _DEFAULTS[method]:
             return value
         known = list(_DEFAULTS[method])
-        raise ValueError(f"is no option of {method}, which has {', '.join(known) if known else 'none'}")
+        raise ValueError(f"is not an option of {method}; its options are {', '.join(known) if known else 'none'}")
 
     @model_validator(mode="before")
     @classmethod
@@ -172,7 +172,9 @@ class TaskRecipe(Section):
 def task_name(name: str) -> str:
     """The name, if a folder can have it."""
     if not TASK_NAME.fullmatch(name) or _WINDOWS_NAMES.fullmatch(name) or name.endswith("."):
-        raise ValueError(f"{name!r} is no folder name: use letters, digits, '_', '-' and '.', up to 100 of them")
+        raise ValueError(
+            f"{name!r} is not a valid task name: use letters, digits, '_', '-' and '.', at most 100 of them"
+        )
     return name
 
 

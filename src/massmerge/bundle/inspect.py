@@ -187,7 +187,7 @@ def plot_inspection(report: Inspection, path: str | Path) -> None:
         MassError: matplotlib is missing.
     """
     if Path(path).suffix not in _PLOT_FORMATS:
-        raise InputError(f"{path}: a plot is drawn to a file that ends in {', '.join(_PLOT_FORMATS)}.")
+        raise InputError(f"{path}: not a supported plot format. Use {', '.join(_PLOT_FORMATS)}.")
     try:
         import matplotlib
     except ImportError:

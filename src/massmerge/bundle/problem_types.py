@@ -19,7 +19,7 @@ def problem_of(said: str | None, outputs: int) -> ProblemType:
         return "multi_label_classification"
     if said == "regression" and outputs > 1:
         raise InputError(
-            f"its head is a regression with {outputs} outputs; one output is supported. If these are labels, say "
+            f"its head is a regression with {outputs} outputs; one output is supported. If these are labels, set "
             "`problem_type: single_label_classification` or `multi_label_classification` in the recipe."
         )
     return "regression" if outputs == 1 else "single_label_classification"

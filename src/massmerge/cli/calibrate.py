@@ -21,16 +21,19 @@ from massmerge.model.calibrate import calibrate as fit
 @click.command()
 @click.argument("bundle", type=click.Path(file_okay=False))
 @click.option("--inputs", multiple=True, required=True, metavar="TASK=PATH",
-              help="Inputs of a task: a .txt file, a folder, a table. Once for each task.")  # fmt: skip
+              help="Inputs of a task: a .txt file, a folder, a table. Repeat for each task.")  # fmt: skip
 @click.option("--column", help="Column of a table that holds the inputs.")
 @click.option("--kind", type=click.Choice(["prototype", "nearest", "mlp"]), default="prototype", show_default=True,
               help="Mean activation, all activations, or a small network trained on them.")  # fmt: skip
-@click.option("--count", type=click.IntRange(min=1), default=16, show_default=True, help="Inputs used of each task.")
+@click.option("--count", type=click.IntRange(min=1), default=16, show_default=True, help="Inputs per task.")
 @verb
 def calibrate(
     bundle: str, inputs: tuple[str, ...], column: str | None, kind: Kind, count: int, as_json: bool, quiet: bool
 ) -> None:
-    """Fit a router of BUNDLE on a few inputs of each task; no labels are needed. The bundle uses it from then on."""
+    """Fit a router of BUNDLE on a few inputs per task; labels are not needed.
+
+    The bundle uses this router from then on.
+    """
     refuse_inside(bundle)
     recover(Path(bundle))
     image = Bundle(bundle, check=False).takes_images
@@ -44,7 +47,7 @@ def calibrate(
         print_json({"kind": kind, "inputs": used})
     elif not quiet:
         total = ", ".join(f"{task} {number}" for task, number in used.items())
-        click.echo(f"{bundle}: routes by {kind} now, fitted on {total} inputs")
+        click.echo(f"{bundle}: now routes by {kind}, fitted on {total} inputs")
 
 
 def _task_and_path(entry: str) -> tuple[str, str]:

@@ -13,7 +13,10 @@ from massmerge.merging.heads.make import make_head
 @click.argument("classes", type=click.Path(dir_okay=False))
 @click.argument("out", type=click.Path(dir_okay=False))
 @click.option(
-    "--template", "templates", multiple=True, help="A sentence with {} for the class; once or more. Instead of --set."
+    "--template",
+    "templates",
+    multiple=True,
+    help="A sentence with {} for the class, instead of --set. May be repeated.",
 )
 @click.option("--set", "named", default="photo", show_default=True, help="A named set of templates, or a file.")
 @click.option("--tokenizer", help="Folder or hub id of the tokenizer, if not the base's.")
@@ -28,10 +31,10 @@ def head(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Make a head of the class names in the file CLASSES by the text tower of BASE, and write it to OUT.
+    """Make a head for the class names in the file CLASSES with the text tower of BASE, and write it to OUT.
 
-    BASE is a whole CLIP or SigLIP: folder, hub id, or a state dict of open_clip. OUT is a .safetensors file that a recipe
-    names as `head: {weights: OUT, labels: CLASSES, normalize: true}`.
+    BASE is a whole CLIP or SigLIP model: folder, hub id, or a state dict of open_clip. OUT is a .safetensors file that a
+    recipe names as `head: {weights: OUT, labels: CLASSES, normalize: true}`.
     """
     written = make_head(base, classes, out, templates=list(templates) or named, tokenizer=tokenizer)
     if as_json:

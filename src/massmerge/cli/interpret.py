@@ -10,24 +10,26 @@ from massmerge.cli.common import counting, print_json, table, verb
 @click.command()
 @click.argument("bundle", type=click.Path(file_okay=False))
 @click.option(
-    "--texts", type=click.Path(dir_okay=False), help="A bank of texts, one a line; the one of mass by default."
+    "--texts", type=click.Path(dir_okay=False), help="A file with one text per line; a built-in bank by default."
 )
 @click.option("--task", "tasks", multiple=True, help="A task to decode, all by default. May be repeated.")
 @click.option("--site", "sites", multiple=True,
-              help="Where to look, such as M5; by default four fifths into the network. May be repeated.")  # fmt: skip
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Texts of each task and site.")
+              help="A routing site, such as M5; by default at four fifths of the depth. May be repeated.")  # fmt: skip
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Texts per task and site.")
 @click.option(
     "--clip", help="For image models: the CLIP model (folder or hub id) with text tower and visual projection."
 )
-@click.option("--plot", type=click.Path(dir_okay=False), help="Draw the texts and their shares to this picture.")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False), help="Plot the texts and their shares to this file (PNG, SVG, PDF)."
+)
 @verb
 def interpret(
     bundle: str, texts: str | None, tasks: tuple[str, ...], sites: tuple[str, ...], top: int, clip: str | None,
     plot: str | None, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
-    """Decode the singular vectors of BUNDLE's tasks as texts (TextSpan): what each subspace means.
+    """Decode the singular vectors of BUNDLE's tasks as texts (TextSpan), to see what each subspace means.
 
-    A text stands high where a task's vectors differ most along it; each text is taken out before the next is picked.
+    Texts are ranked by how much a task's vectors vary along them; each text is projected out before the next is picked.
     """
     from massmerge.research.interpret.decoding import BANK, interpret
 

@@ -54,7 +54,7 @@ class TaskData:
         for item in self.source.inputs(self.rows[len(self.inputs) :]):
             self.inputs.add(self.prompted(item))
         if len(self.inputs) != len(self.rows):
-            raise MassError(f"{self.where}: has changed while it was read: rows are missing. Run again.")
+            raise MassError(f"{self.where}: changed while it was being read: rows are missing. Run again.")
 
     def sha256(self) -> str:
         """Checksum of inputs and labels, so that figures of the same rows can be told from others."""
@@ -111,7 +111,7 @@ def read_task(
         labels = [plain_text(label) for label in labels]
     there = _part(name, task, split, len(labels)) if task.is_part(split) else np.arange(len(labels))
     if not len(there):
-        raise InputError(f"{source.where}: the split {split!r} has no rows ({len(labels)} are too few to be divided).")
+        raise InputError(f"{source.where}: the split {split!r} has no rows ({len(labels)} are too few to split).")
     draw = np.random.default_rng((seed, zlib.crc32(name.encode()))).permutation(len(there))
     rows = sorted(there[draw[:limit]].tolist())
     return TaskData(name, source, rows, [labels[row] for row in rows], len(there), task.prompted)
@@ -160,7 +160,7 @@ def _refuse_other_than_numbers(source: RowSource, labels: list[str], known: Sequ
         except ValueError:
             good = False
         if not good:
-            raise InputError(f"{source.row_name(row)}: {label!r} is no number, which `metric: spearman` needs.")
+            raise InputError(f"{source.row_name(row)}: {label!r} is not a number, which `metric: spearman` needs.")
 
 
 def read_suite(

@@ -74,7 +74,7 @@ def evaluate(
         raise InputError("batch_size must be at least 1.")
     ready = prepare_evaluation(bundle, suite, folder=suite_folder, tasks=tasks, split=split, limit=limit, seed=seed)
     if ready.writes and route == "batch":
-        raise InputError("prompts are routed one by one: route is 'input' for bundles that write their answers.")
+        raise InputError("generative bundles route each prompt by itself: use route='input'.")
     if report is not None:
         require_matplotlib()
     if ready.static is not None:
@@ -114,18 +114,18 @@ def _refuse_routing(static: StaticFolder, options: dict[str, object], route: str
     asked = [name for name, value in options.items() if value] + (["route"] if route != "input" else [])
     if asked:
         raise InputError(
-            f"{static.path}: merged by {static.method}, which routes nothing. Leave {', '.join(asked)} out; bundles have it."
+            f"{static.path}: merged by {static.method}, which does not route. Leave out {', '.join(asked)}, for "
+            "bundles only."
         )
     if static.needs_task and not oracle:
-        raise InputError(
-            f"{static.path}: {static.method} must be told the task. Measure it with the task given (--oracle)."
-        )
+        raise InputError(f"{static.path}: {static.method} needs the task. Measure it with the task given (--oracle).")
 
 
 def _open_experts(ready: PreparedEvaluation, folder: str | Path | None) -> Experts:
     if ready.static is not None:
         raise InputError(
-            f"{ready.static.path}: the experts are measured beside a bundle. `mass study methods` has both in one table; or "
+            f"{ready.static.path}: experts are only measured with a bundle. `mass study methods` shows both in "
+            "one table; or "
             "give each task a `reference` in the suite."
         )
     if ready.bundle is None:
@@ -174,11 +174,11 @@ def _static_notes(ready: PreparedEvaluation) -> Iterator[str]:
         return
     method = ready.static.method
     if ready.static.needs_task:
-        yield f"{method} keeps a model for each task and must be told which: only figures with the task known are its own."
+        yield f"{method} keeps one model per task and needs the task: only the figures with the task given are its own."
     elif ready.writes:
-        yield f"{method} writes one text for each prompt and names no task: a text is right whatever task it was for."
+        yield f"{method} generates one text per prompt and names no task: a text is correct whatever its task."
     else:
-        yield f"{method} routes nothing: an input counts as routed to the task whose head has the largest logit."
+        yield f"{method} does not route: an input counts as routed to the task whose head has the largest logit."
 
 
 def _notes(results: tuple[TaskResult, ...], suite: Suite, options: dict[str, Any]) -> Iterator[str]:
@@ -187,20 +187,20 @@ def _notes(results: tuple[TaskResult, ...], suite: Suite, options: dict[str, Any
     if without:
         which = "" if len(without) == len(results) else f" for {', '.join(without)}"
         yield (
-            f"no reference{which}: normalised figures are left out. Measure the experts by --experts, or add "
+            f"no reference{which}: normalised figures are left out. Measure the experts with --experts, or add "
             "`reference:` (the expert's own figure on these rows) to the tasks of the suite."
         )
         if options["split"] != DEFAULT_SPLIT and any(suite.tasks[task].reference is not None for task in without):
             yield (
-                f"a `reference` that is one number is of the split {DEFAULT_SPLIT!r}; for others write "
+                f"a single number as `reference` is for the split {DEFAULT_SPLIT!r}; for other splits write "
                 f"`reference: {{{DEFAULT_SPLIT}: …, {options['split']}: …}}`."
             )
     drawn = [r.task for r in results if r.reference_source == "suite" and r.rows < r.total]
     if drawn:
         yield (
-            f"references of {', '.join(drawn)} are of all their rows, the figures of those that were drawn: normalised "
+            f"references of {', '.join(drawn)} were measured on all rows, the figures on a sample: normalised "
             "figures are approximate. --experts measures the experts on the same rows."
         )
     useless = [result.task for result in results if result.reference is not None and result.reference <= 0]
     if useless:
-        yield f"the expert gets nothing right: nothing can be normalised by it: {', '.join(useless)}."
+        yield f"no normalised figures for {', '.join(useless)}: the reference is 0."

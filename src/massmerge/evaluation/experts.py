@@ -54,7 +54,7 @@ def open_experts(bundle: Bundle, folder: Path) -> Experts:
             raise problems_error(prepared.plan.errors)
     except InputError as error:
         raise InputError(
-            f"{error}\nThe experts' own figures need the experts. The recipe's relative paths were looked up from "
+            f"{error}\nMeasuring the experts needs their files. Relative paths of the recipe start at "
             f"{folder.resolve()}; --folder names another place. Or give each task a `reference` in the suite."
         ) from None
     return Experts(bundle, prepared)

@@ -132,7 +132,7 @@ def run_known(
             given = _answers(model, ready, items, task=task, batch_size=batch_size)
             yield from zip(missed, given, strict=True)
 
-    for row, answer in progress(answers(), "with the task known", sum(map(len, other.values()))):
+    for row, answer in progress(answers(), "with the task given", sum(map(len, other.values()))):
         row.known = given_of(answer)
 
 

@@ -152,13 +152,13 @@ class SuiteTask(Section):
         text = self.data or self.folder or self.dataset or ""
         if self.dataset is None and split is not None and SPLIT not in text:
             raise InputError(
-                f"{text}: the split {split!r} was asked for, but this names one file whatever the split. "
+                f"{text}: the split {split!r} was requested, but the path is the same for every split. "
                 f"Write {SPLIT} into the path, or leave --split out."
             )
         if self.dataset is not None and split is not None and self.split not in (None, SPLIT, split):
             raise InputError(
-                f"{text}: the split {split!r} was asked for, but the suite says split: {self.split}. "
-                "Take it out of the suite, or leave --split out."
+                f"{text}: the split {split!r} was requested, but the suite sets split: {self.split}. "
+                "Remove it from the suite, or leave --split out."
             )
         return text.replace(SPLIT, split or DEFAULT_SPLIT)
 
@@ -251,8 +251,9 @@ class Suite(Section):
         same = [name for name, task in self.tasks.items() if task.overlap(VALIDATION, measured)]
         if same:
             raise InputError(
-                f"the split {VALIDATION!r} of {', '.join(same)} has the rows that are measured. Name another split, or say "
-                f"in the suite which share of the training rows is for validation: `validation: 0.1`."
+                f"the split {VALIDATION!r} of {', '.join(same)} contains the rows being measured. Name another "
+                "split, or set "
+                "the share of training rows for validation in the suite: `validation: 0.1`."
             )
 
     def only(self, tasks: list[str] | None) -> Suite:
@@ -282,7 +283,7 @@ def _refuse_prompt(prompt: str, columns: list[str]) -> None:
     try:
         named = {name for _, name, _, _ in Formatter().parse(prompt) if name is not None}
     except ValueError as error:
-        raise ValueError(f"prompt: {error}; a brace that is meant as one is written twice") from None
+        raise ValueError(f"prompt: {error}; write a literal brace twice") from None
     if named != set(columns):
         raise ValueError(
             f"prompt must name the input columns in braces ({', '.join(f'{{{c}}}' for c in columns) or 'there are none'}); "

@@ -148,7 +148,7 @@ def _why_unread(error: UnicodeDecodeError | OSError) -> str:
 def _table(path: Path, column: str | None, *, image: bool) -> Iterator[NamedInput]:
     """A column of a table; pictures in it are bytes, or paths relative to the table."""
     if column is None:
-        yield NamedInput(str(path), InputError(f"{path}: say which column holds the inputs: --column NAME."))
+        yield NamedInput(str(path), InputError(f"{path}: name the column that holds the inputs: --column NAME."))
         return
     for number, row in _numbered_rows(path, [column]):
         name = str(path) if number is None else f"{path}:{number}"
@@ -181,8 +181,8 @@ def picture(cell: Any, folder: Path) -> Any:
         try:
             return Image.open(io.BytesIO(cell))
         except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
-            return InputError(f"not an image that can be read ({_without_address(error)}).")
-    return folder / str(cell) if cell else InputError("there is neither a picture nor a path.")
+            return InputError(f"not a readable image ({_without_address(error)}).")
+    return folder / str(cell) if cell else InputError("contains neither an image nor a path.")
 
 
 def _without_address(error: Exception) -> str:

@@ -65,7 +65,7 @@ def parse(model: type[_P], text: str, name: str, what: str) -> _P:
     except RecursionError:
         raise InputError(f"{name}: nested too deeply, or an anchor in it refers to itself.") from None
     except ValueError as error:  # what looks like a date or a number and is none
-        raise InputError(f"{name}: a value in it cannot be read ({error}). Write it in quotes.") from None
+        raise InputError(f"{name}: contains a value that cannot be read ({error}). Write it in quotes.") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}:{mark.line + 1}" if mark else name
@@ -74,7 +74,7 @@ def parse(model: type[_P], text: str, name: str, what: str) -> _P:
         needed = [key for key, field in model.model_fields.items() if field.is_required()]
         keys = f"the keys {' and '.join(needed)}" if len(needed) > 1 else f"the key {needed[0]}"
         raise InputError(f"{name}: a {what} is a mapping with {keys}.")
-    faults = [f"{name}:{line}: the key {key!r} stands there twice" for key, line in repeated]
+    faults = [f"{name}:{line}: the key {key!r} occurs twice" for key, line in repeated]
     try:
         found = model.model_validate(data)
     except ValidationError as error:
@@ -112,7 +112,7 @@ def _fault(model: type[Section], what: str, path: Sequence[str | int], errors: S
     if kind == "missing":
         return f"{key!r} is missing"
     if any(error["type"] == "too_short" for error in errors):
-        return f"{key!r} is empty; name at least one"
+        return f"{key!r} is empty; give at least one"
     messages = (e["msg"].removeprefix("Value error, ").removeprefix("Input ") for e in errors)
     words = " or ".join(dict.fromkeys(messages)).replace(" or should be ", " or ")
     words = re.sub(r"a valid dictionary or instance of \w+", "a mapping of keys to values", words)

@@ -136,7 +136,7 @@ def carry_out(
     fingerprint = _fingerprint(prepared, workers)
     work = MergeFolder(target, fingerprint)
     if refuse_target(target, fingerprint, overwrite=overwrite):
-        progress.phase(f"{target} is complete already: nothing to do")
+        progress.phase(f"{target} is already complete: nothing to do")
         return target
     _refuse_full_disk(target, prepared)
     with work.opened(), mapped_buffers(), _tidy(prepared, work):
@@ -169,7 +169,7 @@ def _refuse_changed(prepared: Prepared, work: MergeFolder) -> None:
     if prepared.bundled is not None and prepared.bundled.changed():
         work.discard()
         raise MassError(
-            f"{prepared.bundled.bundle.path}: another command has changed it meanwhile. Run this one again."
+            f"{prepared.bundled.bundle.path}: another command changed it during the run. Run this command again."
         )
 
 
@@ -189,7 +189,7 @@ def _target(prepared: Prepared, out: str | Path | None, *, overwrite: bool) -> t
     target = own if out is None else Path(out).resolve()
     assert target is not None, "only a bundle can be changed in place"
     if own in target.parents:
-        raise InputError(f"{target}: lies inside of the bundle. Choose another target.")
+        raise InputError(f"{target}: is inside the bundle. Choose another target.")
     return target, overwrite or target == own
 
 
@@ -218,7 +218,7 @@ class _Run:
         todo = [(i, t) for i, t in tensors if not self.work.finished(i)]
         with _one_thread_each(), ThreadPoolExecutor(workers, initializer=lambda: torch.set_num_threads(1)) as pool:
             if todo and self.static is not None and self.static.looks:
-                self.progress.phase("looking at all tensors first …")
+                self.progress.phase("scanning all tensors first …")
                 self.progress.start(self.static.looks, 0)
                 self.prepared.files.settled(partial(self.static.look, pool, workers, self.progress.tensor))
             self.progress.start(len(tensors), len(tensors) - len(todo))
@@ -250,7 +250,7 @@ class _Run:
             return
         large = [task for task, norm in zip(self.order, part["norm"].tolist(), strict=True) if not math.isfinite(norm)]
         raise InputError(
-            f"{tensor.name}: the change of {', '.join(large or self.order)} is too large for {tensor.dtype}, in which the "
+            f"{tensor.name}: the delta of {', '.join(large or self.order)} is too large for {tensor.dtype}: the "
             "result is not finite. Fine-tune or save the expert again, or leave the task out."
         )
 
@@ -349,7 +349,7 @@ def _refuse_full_disk(target: Path, prepared: Prepared) -> None:
 def _tell_damaged(prepared: Prepared, work: MergeFolder, progress: Progress) -> None:
     for index in work.damaged:
         name = prepared.plan.tensors[index].name
-        progress.warning(Problem(name, "what was kept of it is damaged on the disk; it is made again.", "warning"))
+        progress.warning(Problem(name, "its saved part is damaged; it is computed again.", "warning"))
 
 
 def _tell(problems: list[Problem], progress: Progress, *, strict: bool) -> None:

@@ -113,7 +113,7 @@ def _prepare(bundle: Bundle, folder: Path) -> Prepared:
         if prepared.plan.errors:
             raise problems_error(prepared.plan.errors)
     except InputError as error:
-        hint = f"The recipe's relative paths were looked up from {folder.resolve()}; --folder names another place."
+        hint = f"Relative paths of the recipe start at {folder.resolve()}; use --folder to change that."
         raise InputError(f"{error}\n{hint}") from None
     return prepared
 

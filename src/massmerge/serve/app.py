@@ -54,6 +54,6 @@ def make_app(settings: ServiceSettings) -> FastAPI:
 async def _refused(request: Request, error: Exception) -> Response:
     """What the framework refuses, such as a path that is not there, in the form of all errors."""
     assert isinstance(error, HTTPException)
-    response = of_status(error.status_code, f"{error.detail}. /docs lists what there is.").response()
+    response = of_status(error.status_code, f"{error.detail}. See /docs.").response()
     response.headers.update(error.headers or {})
     return response

@@ -133,12 +133,12 @@ class Batcher:
                 raise ServiceError(
                     503,
                     "full",
-                    f"{len(self._entries)} inputs are waiting, at most {self._limit} may.",
+                    f"{len(self._entries)} inputs are waiting; the limit is {self._limit}.",
                     self.retry_after(),
                 )
             if self._expected() > within:  # better refused now than given up later
                 raise ServiceError(
-                    503, "full", f"What waits already takes about {self._expected():.0f} s.", self.retry_after()
+                    503, "full", f"The queue already takes about {self._expected():.0f} s.", self.retry_after()
                 )
             self._entries.extend(_Entry(job, index, item) for index, item in enumerate(items))
             self._changed.notify()
@@ -219,7 +219,7 @@ class Batcher:
         except DamageError:  # every other answer would come from the same files
             raise
         except Exception:
-            fault = Fault("internal", "The input could not be answered because of a fault of the service.")
+            fault = Fault("internal", "The input could not be answered because of an internal error.")
             return [fault] * len(batch)
 
     def _in_loop(self, function: Callable[[], None]) -> None:

@@ -122,5 +122,5 @@ def _data_url(named: NamedInput) -> str:
                 image.convert("RGB").save(buffer, "PNG")
                 kind, data = "image/png", buffer.getvalue()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"{named.name}: not an image that can be read ({error}).") from None
+        raise InputError(f"{named.name}: not a readable image ({error}).") from None
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"

@@ -82,7 +82,7 @@ async def _hugging_face_items(
     single = isinstance(body.inputs, str)
     items: list[Item] = [body.inputs] if isinstance(body.inputs, str) else list(body.inputs)
     if not 0 < len(items) <= service.settings.max_items:
-        message = f"inputs: {len(items)}; 1 to {service.settings.max_items} are taken."
+        message = f"inputs: {len(items)}; 1 to {service.settings.max_items} are accepted."
         raise ServiceError(422 if not items else 413, "invalid" if not items else "too_many_inputs", message)
     return (items, body.parameters or HuggingFaceParameters()), single
 

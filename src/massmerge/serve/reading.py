@@ -16,7 +16,7 @@ from massmerge.serve.worker import Item, SentImage, SentText
 
 _M = TypeVar("_M", bound=BaseModel)
 _INPUTS = 'give a text, {"text": …}, {"image": …}, or a list of these'
-_MESSAGES = {"extra_forbidden": "no such key", "missing": "is missing"}
+_MESSAGES = {"extra_forbidden": "unknown key", "missing": "is missing"}
 _FORM_FIELD = 10_000  # bytes of an option in a form
 
 
@@ -33,7 +33,7 @@ async def read_json(request: Request, model: type[_M]) -> _M:
     """
     body = await request.body()
     if request.headers.get("content-encoding", "identity") != "identity":
-        raise ServiceError(415, "unsupported_media_type", "Bodies are read as they are: no Content-Encoding, please.")
+        raise ServiceError(415, "unsupported_media_type", "Content-Encoding is not supported; send the body as it is.")
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -44,7 +44,9 @@ def _explained(error: ValidationError) -> ServiceError:
     """All that is wrong with a body, once each, without quoting it."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
     if faults[0]["type"] == "json_invalid":
-        return ServiceError(400, "bad_json", f"The body is no JSON: {faults[0]['msg'].removeprefix('Invalid JSON: ')}.")
+        return ServiceError(
+            400, "bad_json", f"The body is not valid JSON: {faults[0]['msg'].removeprefix('Invalid JSON: ')}."
+        )
     said = {}
     for fault in faults:
         name = ".".join(str(part) for part in fault["loc"][:1]) or "body"
@@ -85,9 +87,9 @@ def item_of(given: Input) -> Item:
 
 def _counted(items: list[Item], settings: ServiceSettings) -> list[Item]:
     if not items:
-        raise ServiceError(422, "invalid", "inputs: there is none.")
+        raise ServiceError(422, "invalid", "inputs: the list is empty.")
     if len(items) > settings.max_items:
-        message = f"{len(items)} inputs in one request; at most {settings.max_items} are taken. Split them."
+        message = f"{len(items)} inputs in one request; the limit is {settings.max_items}. Split them."
         raise ServiceError(413, "too_many_inputs", message)
     return items
 

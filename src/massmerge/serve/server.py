@@ -71,7 +71,8 @@ def bind(settings: ServiceSettings) -> socket.socket:
     except OSError as error:
         listener.close()
         raise InputError(
-            f"{settings.host}:{settings.port}: cannot listen there ({error.strerror}). Choose another by --host and --port."
+            f"{settings.host}:{settings.port}: cannot listen there ({error.strerror}). Choose another with "
+            "--host and --port."
         ) from None
     return listener
 
@@ -85,7 +86,7 @@ def run(settings: ServiceSettings, listener: socket.socket, on_ready: Callable[[
     asyncio.run(_run(settings, listener, on_ready))
     if any(thread.name in (ANSWERS, LOADER) for thread in threading.enumerate()):
         # Python cannot end a thread, and to tear torch down under one that computes may crash.
-        log.warning("work that nobody waits for any more was cut off")
+        log.warning("unfinished work was cancelled")
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(0)
@@ -102,7 +103,7 @@ async def _run(settings: ServiceSettings, listener: socket.socket, on_ready: Cal
             server.force_exit = True
         service.stopping = server.should_exit = True
         loop.call_later(max(0.0, settings.grace - _DRAIN), service.give_up)
-        log.info("stopping: requests under way are finished")
+        log.info("stopping: finishing requests in progress")
 
     reloads: set[asyncio.Task[None]] = set()
 

@@ -15,7 +15,7 @@ from massmerge.serve.images import decode_base64, open_image
 from massmerge.serve.logs import without_values
 
 log = logging.getLogger("massmerge.serve")
-INTERNAL = Fault("internal", "The input could not be answered because of a fault of the service.")
+INTERNAL = Fault("internal", "The input could not be answered because of an internal error.")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Worker:
 
     def _text(self, item: SentText) -> str | tuple[str, str]:
         if max(len(item.text), len(item.pair or "")) > self._max_text:
-            raise InputError(f"text of more than {self._max_text:,} characters. Split it.")
+            raise InputError(f"the text has more than {self._max_text:,} characters. Split it.")
         return item.text if item.pair is None else (item.text, item.pair)
 
     def _predict(self, model: Model, rows: list[Any], choice: BatchKey, top: int) -> list[Prediction | Fault]:

@@ -131,7 +131,7 @@ def _sentences(rows: list[dict[str, Any]]) -> list[str]:
         if row["part"] == "rank":
             sentences.append(
                 f"Ranks by {row['rule']}: {row['ratio']:.2f} times the base, {percent(row['mean'])} of answers right, "
-                f"{percent(row['known']['mean'])} with the task known."
+                f"{percent(row['known']['mean'])} with the task given."
             )
     return sentences
 
@@ -157,7 +157,7 @@ def _parts(context: StudyContext, rows: list[dict[str, Any]]) -> list[Part]:
              percent(row["mean"]), f"{100 * row['margin']:.1f}", percent(row["normalised"]), percent(row["known"]["mean"])]
             for row in ranks
         ]  # fmt: skip
-        headers = ["ranks", "bytes", "times the base", "routing", "answers", "margin", "normalised", "task known"]
+        headers = ["ranks", "bytes", "times the base", "routing", "answers", "margin", "normalised", "task given"]
         parts.append(Table(headers, lines))
     return parts
 

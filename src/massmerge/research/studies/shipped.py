@@ -36,7 +36,7 @@ def shipped_looks(context: StudyContext) -> Looks:
     closer = runtime.closer
     if closer is None or len(context.tasks) < 2:
         return Looks(first)
-    return Looks(first, _votes(context, closer.first_pass, lambda: closer.routers, "the bundle's closer look"))
+    return Looks(first, _votes(context, closer.first_pass, lambda: closer.routers, "the bundle's second look"))
 
 
 def looks_of(scores: Mapping[str, Tensor], voters: Sequence[Voter], closer: CloserLook | None = None) -> Looks:

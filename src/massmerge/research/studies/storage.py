@@ -172,7 +172,7 @@ _WORDS = (
 )
 _NOTES = (
     "the gates of wemoe and the router of twin are there but not trained: neither size nor work depends on it.",
-    "experts: a copy of the backbone for each task (adapters share one), whose name must be told.",
+    "experts: a copy of the backbone for each task (adapters share one), whose task must be given.",
 )
 
 
