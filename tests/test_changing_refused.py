@@ -124,7 +124,7 @@ def test_a_target_inside_of_the_bundle_is_refused(refusing, place):
 def test_who_stands_in_the_bundle_is_sent_elsewhere(refusing, monkeypatch):
     monkeypatch.chdir(refusing / "all" / "tasks")
     done = run("remove", "..", "b")
-    assert done.exit_code == 2 and "you stand in it" in done.stderr
+    assert done.exit_code == 2 and "the current folder is inside this bundle" in done.stderr
     assert len(Bundle(refusing / "all").tasks) == 3
 
 

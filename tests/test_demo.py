@@ -114,7 +114,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 
 def test_a_folder_of_another_demo_is_left_alone(tmp_path):
     open_folder(tmp_path, "tiny")
-    with pytest.raises(InputError, match="not of an earlier demo of this kind"):
+    with pytest.raises(InputError, match="not an earlier demo of this kind"):
         open_folder(tmp_path, "text")
 
 

@@ -205,7 +205,7 @@ def test_a_reference_of_another_split_is_not_used(tmp_path):
             Spied(lambda *_: ("a", "x", ("a",))), suite, suite_folder=tmp_path, split="validation"
         )
         assert found.tasks[0].reference == expected
-        assert any("of the split 'test'" in note for note in found.notes) == (expected is None)
+        assert any("for the split 'test'" in note for note in found.notes) == (expected is None)
 
 
 def test_tasks_of_the_bundle_that_are_not_measured_are_noted(tmp_path):

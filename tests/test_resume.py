@@ -220,7 +220,7 @@ def test_a_disk_that_fills_up_among_the_tensors_is_named_and_the_merge_goes_on_l
     with monkeypatch.context() as patched:
         stop_after(patched, 5)
         result = run("merge", family / "recipe.yaml", out, "-q")
-    assert_failed(result, out, "the disk is full", "Free some space and run the same command again")
+    assert_failed(result, out, "the disk is full", "Free some space and run the same command to resume")
     assert run("merge", family / "recipe.yaml", out, "-q").exit_code == 0
     assert contents(out) == undisturbed.files
 

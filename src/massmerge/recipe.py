@@ -40,7 +40,7 @@ _Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class Redundancy(Section):
-    """Which tasks are left out of the fixed model because an earlier one already stands for them."""
+    """Which tasks are left out of the fixed model because an earlier task already covers them."""
 
     metric: Literal["cosine", "angles"] = "cosine"
     threshold: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.3
@@ -135,13 +135,13 @@ class TextHead(Section):
     """A head made of texts by the base's text tower: one embedding a class, the mean over the templates."""
 
     classes: str | list[str]
-    """What the images show, as the templates name it: a list, or a file with one a line."""
+    """What the images show, as the templates name it: a list, or a file with one per line."""
     templates: str | list[str] = "photo"
-    """Sentences with a place `{}` for the class: a list, a file with one a line, or the name of a set."""
+    """Sentences with a place `{}` for the class: a list, a file with one per line, or the name of a set."""
 
 
 def _head_kind(value: Any) -> str:
-    """Which kind of head a mapping means, so that faults are told in the words of that kind."""
+    """Which kind of head a mapping means, so that errors name the keys of that kind."""
     keys = value if isinstance(value, dict) else {type(value).__name__}
     return "text" if {"classes", "templates", "TextHead"} & set(keys) else "linear"
 
@@ -159,7 +159,7 @@ class TaskRecipe(Section):
         | None
     ) = None
     labels: str | list[str] | None = None
-    """Names of the labels, or a file with one a line; instead of those in the expert's config.json."""
+    """Names of the labels, or a file with one per line; instead of those in the expert's config.json."""
     problem_type: ProblemType | None = None
     """What the head's outputs mean, in Hugging Face's words; instead of what the expert's config.json says."""
 
@@ -207,7 +207,7 @@ class RouterOptions(Section):
     unsure: Annotated[float, Field(ge=0.0)] = 0.3
     """With `site: auto` on images: an input whose best task leads by less is looked at again in all blocks."""
     candidates: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    """How many tasks answer an input that is still unsure; auto: 4 on images that are looked at again, else 1."""
+    """How many tasks answer an input that is still unclear; auto: 4 for images that get a second look, else 1."""
     confidence: Annotated[float, Field(ge=0.0)] = 0.5
     """What a head's full certainty is worth then, in standard deviations of the vote."""
     top_k: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"

@@ -1,4 +1,4 @@
-"""What a bundle holds: sizes, ranks, kept energy, similarity of its tasks, and what the redundancy filter left out."""
+"""What a bundle holds: sizes, ranks, energy kept, similarity of its tasks, and what the redundancy filter left out."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Inspection:
     ratio: float
     tasks: tuple[TaskReport, ...]
     blocks: dict[str, list[float]]
-    """For each block of the network, the kept energy of each task; NaN-free: 1 where a task changes nothing."""
+    """For each block of the network, the energy kept of each task; never NaN: 1 where a task changes nothing."""
     similarity: list[list[float]]
     """Cosines of the tasks' deltas, all factored matrices together."""
     overlap: list[list[float]] | None
@@ -180,7 +180,7 @@ def cosine_text(value: float) -> str:
 
 
 def plot_inspection(report: Inspection, path: str | Path) -> None:
-    """Draw kept energy by task and block, and the similarity of the tasks.
+    """Draw energy kept by task and block, and the similarity of the tasks.
 
     Raises:
         InputError: the file's name does not end in a format that can be drawn.

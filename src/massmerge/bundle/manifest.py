@@ -102,7 +102,7 @@ def find_damage(
     *,
     sums: bool | Callable[[str], bool] = True,
 ) -> list[str]:
-    """Files that are not what the manifest says, by size and SHA-256; `progress` hears each name.
+    """Files that are not what the manifest says, by size and SHA-256; `progress` is called with each name.
 
     `sums` tells whether checksums are compared, or which files' are.
     """

@@ -1,7 +1,7 @@
-"""What a merge keeps in its work folder, so that a killed one can go on; and what it does with what is at its target.
+"""What a merge keeps in its work folder to be able to resume, and what it does with an existing target.
 
 .out.partial/
-  fingerprint     what is being merged; a different merge starts anew
+  fingerprint     what is being merged; a different merge starts over
   parts/          one file a finished tensor; its name ends in a checksum of the merge and the file's bytes
 """
 
@@ -96,7 +96,7 @@ class MergeFolder(WorkFolder):
 
 
 def recover(target: Path) -> None:
-    """Mend what a killed command has left beside a bundle: give it back, or remove what it has no use for.
+    """Clean up what an interrupted command left beside a bundle: restore it, or remove leftovers.
 
     While another command works there, nothing is done.
     """
@@ -119,10 +119,10 @@ def _fingerprint(folder: Path) -> str | None:
 
 
 def refuse_target(target: Path, fingerprint: str, *, overwrite: bool) -> bool:
-    """Whether the target already is the result of this very merge.
+    """Whether the target already is the result of this merge.
 
     Raises:
-        InputError: something else is there, which is not overwritten, or not without being told to.
+        InputError: something else is there, which is not overwritten, or only with `overwrite`.
     """
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return False

@@ -13,7 +13,7 @@ def problem_of(said: str | None, outputs: int) -> ProblemType:
     """What a head's outputs mean, by Hugging Face's `problem_type` and their number.
 
     Raises:
-        InputError: it predicts several numbers, which is no answer of any kind.
+        InputError: it predicts several numbers, which is not supported.
     """
     if said == "multi_label_classification":
         return "multi_label_classification"

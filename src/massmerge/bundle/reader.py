@@ -174,7 +174,7 @@ class Bundle:
 
     @cached_property
     def statistics(self) -> dict[str, Tensor]:
-        """Norms, kept energy, cosines and the filter's choice, a row for each matrix of `ranks`."""
+        """Norms, energy kept, cosines and the filter's choice, a row for each matrix of `ranks`."""
         header = read_header(self.file(STATISTICS))
         rows, tasks = len(self.ranks), len(self.manifest["tasks"])
         shapes = {

@@ -82,10 +82,10 @@ class SourceFiles:
         return found
 
     def settled(self, action: Callable[[], _T]) -> _T:
-        """Do something that reads the files; again if one was written to meanwhile, although with the same bytes.
+        """Do something that reads the files; again if one was rewritten during that, even with the same bytes.
 
         Raises:
-            MassError: a file has other bytes by now.
+            MassError: the content of a file has changed.
         """
         while True:
             before = self._rewritten

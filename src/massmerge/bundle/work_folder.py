@@ -66,7 +66,7 @@ class WorkFolder:
             lock.release()
 
     def _put_back(self) -> None:
-        """Give the target back what a killed command had moved aside."""
+        """Restore what an interrupted command had moved aside."""
         if self.moved.is_dir() and not self.target.exists():
             self.moved.rename(self.target)
 
@@ -107,7 +107,7 @@ class WorkFolder:
         self.moved.rename(self.result)
 
     def discard(self) -> None:
-        """Remove the result, and the folder if nothing else is in it; the lock goes last, for it is still held."""
+        """Remove the result, and the folder if nothing else is in it; the lock goes last because it is still held."""
         self._put_back()
         shutil.rmtree(self.result, ignore_errors=True)
         if self.path.is_dir() and {path.name for path in self.path.iterdir()} <= {_LOCK}:

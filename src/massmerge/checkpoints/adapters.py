@@ -133,7 +133,7 @@ def open_adapter(source: Source, base: Base) -> AdapterExpert:
     """An adapter's folder as an expert of the base.
 
     Raises:
-        InputError: it is of a kind that is no plain low-rank update, or was made for another base; all of it is listed.
+        InputError: it is not a plain low-rank update, or was made for another base; every difference is listed.
     """
     config = source.json(ADAPTER_CONFIG) or {}
     _refuse_other_kinds(config)

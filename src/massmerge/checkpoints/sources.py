@@ -86,7 +86,7 @@ def find_source(text: str, relative_to: Path, *, download: bool) -> Source:
         download: whether a hub repository's weights are fetched, or only its configuration and headers.
 
     Raises:
-        InputError: there is no such thing.
+        InputError: it does not exist.
     """
     if "\0" in text:
         raise InputError(f"{text!r}: not a valid name for a file or folder.")

@@ -1,4 +1,4 @@
-"""`mass calibrate`: fit a router that needs a few unlabelled inputs a task."""
+"""`mass calibrate`: fit a router on a few unlabelled inputs per task."""
 
 from __future__ import annotations
 

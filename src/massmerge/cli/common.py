@@ -188,7 +188,7 @@ def writing(target: str, place: Path | None = None) -> Iterator[None]:
 
 @contextmanager
 def counting(quiet: bool, unit: str) -> Iterator[Callable[[str], None]]:
-    """A bar without a known end, as a function that hears each step's name."""
+    """A bar without a known end, as a function to call with the name of each step."""
     with tqdm(unit=unit, disable=quiet or None, leave=False, delay=1.0) as bar:
 
         def step(name: str) -> None:

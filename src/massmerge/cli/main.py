@@ -12,7 +12,7 @@ import click
 import massmerge
 
 _MODULES = {"demo": "demo.command"}
-# Every other verb has a module of its name. What they import takes seconds, so the list of verbs is told without them.
+# Every other verb has a module of its name. What they import takes seconds, so the list of verbs needs none of them.
 VERBS = {
     "plan": "Show what a merge of RECIPE would do: tasks, ranks, bytes, memory, time, problems.",
     "merge": "Merge the experts of RECIPE into the bundle OUT.",
@@ -57,7 +57,7 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The verb that was called; a slip of the pen is told the verb that was meant."""
+        """The verb that was called; for a typo the error suggests the verb that was meant."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:

@@ -37,7 +37,7 @@ def change_options(function: _F) -> _F:
 
 
 def refuse_inside(target: str) -> None:
-    """Raise an error if the current folder would be replaced: a shell would stand in a folder that is no more."""
+    """Raise an error if the current folder would be replaced: the shell would be left in a deleted folder."""
     if Path.cwd().is_relative_to(Path(target).resolve()):
         raise InputError(
             f"{target}: the current folder is inside this bundle, which is replaced as a whole. Change to "

@@ -101,7 +101,9 @@ def finite(_: click.Context, __: click.Parameter, value: float) -> float:
     show_default=True,
     help="Seconds to finish requests in progress when the service stops.",
 )
-@click.option("--mapped", is_flag=True, help="Map tensors from the bundle's files, which must not change meanwhile.")
+@click.option(
+    "--mapped", is_flag=True, help="Map tensors from the bundle's files, which must not change while it runs."
+)
 @click.option("--threads", type=click.IntRange(1), help="Threads of torch; all cores by default.")
 @click.option("--device", default="auto", show_default=True, help="Where to run: cpu, cuda, …")
 @cache_option
@@ -122,7 +124,7 @@ def serve(bundle: Path, api_key_file: Path | None, as_json: bool, quiet: bool, *
         from massmerge.serve.settings import ServiceSettings, read_api_key
     except ImportError as error:
         raise MassError(f"serving needs {error.name}: pip install 'massmerge[serve]'") from None
-    Bundle(bundle, check=False)  # what is no bundle is told before anything starts
+    Bundle(bundle, check=False)  # anything else is refused before the service starts
     if options["max_items"] > options["queue"]:
         raise InputError("--max-items is more than --queue: such a request could never be answered.")
     key = read_api_key(api_key_file) if api_key_file else None

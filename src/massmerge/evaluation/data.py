@@ -85,7 +85,7 @@ def read_task(
         known: the labels of its head; none for a task that writes its answers.
         image: whether inputs are images.
         split: the split, if one is asked for.
-        limit: at most so many rows, drawn at random.
+        limit: at most this many rows, drawn at random.
         seed: of that draw; a smaller limit takes some of the rows of a larger one.
 
     Raises:
@@ -181,7 +181,7 @@ def read_suite(
         known: for each task of the bundle the labels of its head, or none if it writes its answers.
         image: whether inputs are images.
         split: the split, if one is asked for; `test` otherwise.
-        limit: at most so many rows of each task.
+        limit: at most this many rows per task.
         seed: of the draw of rows.
     """
     absent = [task for task in suite.tasks if task not in known]

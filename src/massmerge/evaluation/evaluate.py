@@ -44,7 +44,7 @@ def evaluate(
 ) -> Evaluation:
     """Measure a bundle, or a static merge, on the labelled data of a suite.
 
-    The rows of all tasks are shuffled into one stream that carries no task names. An answer is right when task and label
+    The rows of all tasks are shuffled into one stream that carries no task names. An answer is correct if task and label
     both are. A row that cannot be read counts as wrong.
 
     Args:
@@ -53,15 +53,15 @@ def evaluate(
         suite: a suite's path, or a `Suite`.
         tasks: measure these tasks of the suite only; inputs may still be routed to any task of the bundle.
         split: what `{split}` stands for in the suite's paths; `test` by default.
-        limit: at most so many rows of each task, drawn at random.
+        limit: at most this many rows per task, drawn at random.
         seed: of that draw, of the stream and of the bootstrap.
         router: as in `load`.
         route: `input`, or `batch` for a stream of batches of one task each, with one decision for each batch.
         batch_size: inputs that run at once.
         unknown: when to abstain, instead of what the recipe says.
         cache: as in `load`.
-        oracle: whether the same rows are also answered with their task given.
-        experts: whether each task's own expert is measured on the same rows.
+        oracle: also answer the same rows with the task given.
+        experts: also measure each task's own expert on the same rows.
         folder: what the recipe's relative paths start from, with `experts`; the current folder by default.
         suite_folder: what the suite's relative paths start from; its own folder if a path is given.
         report: folder that gets tables, plots, figures and all answers; answers of experts are kept there.

@@ -46,7 +46,7 @@ def open_experts(bundle: Bundle, folder: Path) -> Experts:
     """The base and the experts that a bundle was made from.
 
     Raises:
-        InputError: one of them is not there any more, or is no expert of the base.
+        InputError: one of them is missing, or is not an expert of the base.
     """
     try:
         prepared = prepare(bundle.recipe, folder, download=True)

@@ -37,7 +37,7 @@ def run_stream(
     unknown: dict[str, float] | None,
     progress: Progress = silent,
 ) -> tuple[list[RowResult], dict[str, float]]:
-    """Every row once, shuffled, without its task's name: what came of each, and milliseconds an input."""
+    """Every row once, shuffled, without its task's name: the result of each, and milliseconds per input."""
     if route == "input":
         parts = [_like_lengths(stream_order(ready.counts, seed), ready, _WINDOW * batch_size)]
     else:

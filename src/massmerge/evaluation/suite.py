@@ -45,15 +45,15 @@ class SuiteTask(Section):
     prompt: str | None = None
     """What the model is asked: a text with the input columns in braces, such as `Is "{sentence}" good or bad?`."""
     label: str | None = None
-    """The column of the labels; `label` unless told."""
+    """The column of the labels; `label` by default."""
     labels: dict[str, str] | list[str] | str | None = None
-    """What the head calls the values of that column: a mapping, or for numbers a list, or a file with one a line."""
+    """What the head calls the values of that column: a mapping, or for numbers a list, or a file with one per line."""
     separator: str = Field(default=",", min_length=1)
     """For multi-label tasks: what stands between the labels of a row that are one text."""
     transposed: bool = False
     """Whether the pictures are stored with rows and columns exchanged, as EMNIST's are."""
     metric: Metric = "accuracy"
-    """Unless told, `micro_f1` for multi-label heads and `spearman` for heads that give a number."""
+    """By default, `micro_f1` for multi-label heads and `spearman` for heads that give a number."""
     positive: str | None = None
     """For `f1`: the label that it is of; the mean over all labels without it."""
     reference: _Share | dict[str, _Share] | None = None

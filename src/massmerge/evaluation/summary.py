@@ -18,7 +18,7 @@ from massmerge.io.durable import write_text
 
 _SHOWN_FAILURES = 20
 METHOD = (
-    "The rows of all tasks are shuffled into one stream that carries no task names. An answer is right when task and "
+    "The rows of all tasks are shuffled into one stream that carries no task names. An answer is correct if task and "
     "label both are (strict), or when its label is declared to mean the same as the true one (shared). Rows that cannot be "
     "read and inputs that the model abstains from count as wrong. Micro-F1 counts all pairs of task and label. "
     "Normalised figures are divided by the expert's own. "
@@ -181,7 +181,7 @@ def report_parts(found: Evaluation) -> list[Part]:
     parts += _routing_parts(found) if found.routes else []
     residuals = residual_pairs(found)
     if residuals:
-        caption = "Residuals of each task's rows: of their own task, and the least of all others."
+        caption = "Residuals of each task's rows: of their own task, and the lowest of all others."
         parts.append(Picture("residuals", caption, plots.residual_histograms(residuals)))
     parts += [Heading("Costs and sets"), Items([f"{name}: {words}" for name, words in facts(found)])]
     if found.failures:

@@ -39,8 +39,8 @@ def read_inputs(
 ) -> Iterator[NamedInput]:
     """Every input that a command line names, one after the other; what cannot be read is an input that is an error.
 
-    `-` is standard input, a line an input. A text file gives a line an input, a table a row an input, a folder a file an
-    input. For a text model what is no file is the text itself, unless it looks like the name of one.
+    `-` is standard input, one input per line. A text file gives one input per line, a table one per row, a folder one per
+    file. For a text model anything that is not a file is the text itself, unless it looks like the name of one.
     """
     for argument in given:
         path = Path(argument)
@@ -69,7 +69,7 @@ def is_file_or_folder(argument: str) -> bool:
 
 
 def _exists(path: Path) -> bool:
-    """Whether the path is a file; a long text is no path at all."""
+    """Whether the path is a file; a long text is not a path."""
     try:
         return path.is_file()
     except OSError:

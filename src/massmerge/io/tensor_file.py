@@ -53,7 +53,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors of a safetensors file, from its header alone.
 
     Raises:
-        InputError: the file is no safetensors file, or is cut short.
+        InputError: the file is not a safetensors file, or is truncated.
     """
     try:
         size = path.stat().st_size

@@ -1,4 +1,4 @@
-"""YAML files that people write, as pydantic models; every fault is told with its line and what would be right."""
+"""YAML files that people write, as pydantic models; every error names the line and what is expected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_text(path: Path, what: str) -> str:
     """The text of a file; `what` says in messages what it should be, such as `recipe`.
 
     Raises:
-        InputError: it is not there, or is no text.
+        InputError: it does not exist, or is not a text file.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -40,7 +40,7 @@ def read_text(path: Path, what: str) -> str:
 
 
 def _loaded(text: str) -> tuple[Any, Any]:
-    """The nodes and the values of a text; faults are told by the parser in Python, which finds their lines better."""
+    """The nodes and the values of a text; errors come from the parser in Python, which locates them better."""
     try:
         return yaml.compose(text, Loader=_QUICK), yaml.load(text, Loader=_QUICK)
     except yaml.YAMLError:

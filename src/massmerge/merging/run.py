@@ -53,7 +53,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Progress that nobody hears."""
+    """Progress that is not shown."""
 
     def start(self, total: int, done: int) -> None:
         """Nothing."""
@@ -81,16 +81,16 @@ def merge(
 ) -> Path:
     """Build a bundle, or with a static method an ordinary checkpoint.
 
-    The same recipe gives the same bytes, whatever the number of workers; a merge that was killed goes on where it stopped.
+    The same recipe gives the same bytes, whatever the number of workers; an interrupted merge resumes when it is run again.
 
     Args:
         recipe: a recipe, or the path of one.
         out: the folder to write.
         folder: what relative paths in the recipe start from; the recipe's own folder if a path is given.
         workers: tensors that are worked on at the same time, each by one core; all cores by default.
-        overwrite: replace a bundle that is there. What is no bundle is never replaced.
+        overwrite: replace an existing bundle. Anything else is never replaced.
         strict: treat warnings as errors.
-        progress: hears how it advances.
+        progress: called as the work advances.
         planned: is called with the plan before any work.
 
     Returns:
@@ -165,7 +165,7 @@ def _tidy(prepared: Prepared, work: MergeFolder) -> Iterator[None]:
 
 
 def _refuse_changed(prepared: Prepared, work: MergeFolder) -> None:
-    """Raise an error if the bundle that tasks are taken from is another one by now; nothing of this merge fits it."""
+    """Raise an error if the bundle that tasks are taken from has been replaced: this merge does not fit it."""
     if prepared.bundled is not None and prepared.bundled.changed():
         work.discard()
         raise MassError(
@@ -177,7 +177,7 @@ def check_target(prepared: Prepared, out: str | Path | None, *, overwrite: bool)
     """What `carry_out` would say of its target, for a look ahead.
 
     Raises:
-        InputError: something is there that is not overwritten, or not without being told to.
+        InputError: something is there that is not overwritten, or only with `overwrite`.
     """
     target, overwrite = _target(prepared, out, overwrite=overwrite)
     refuse_target(target, "", overwrite=overwrite)

@@ -22,7 +22,7 @@ from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.prepare import Prepared, prepare
 
 # How far factors may be from the best ones of their rank, by their dtype, as a share of the delta. Float32 could do with
-# less, but for the kept energy that the merge recorded: rounded to 1e-7, it leaves a root of that in doubt.
+# less, but for the energy kept that the merge recorded: rounded to 1e-7, it leaves a root of that in doubt.
 _TOLERANCE = {torch.float64: 3e-3, torch.float32: 3e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 _WORST = 5
 
@@ -92,7 +92,7 @@ def verify_bundle(
         bundle: the bundle's folder.
         experts: whether to read the experts that the bundle's recipe names.
         folder: what the recipe's relative paths start from; the current folder by default.
-        progress: hears each file and tensor.
+        progress: called with the name of each file and tensor.
 
     Raises:
         InputError: not a bundle, or an expert cannot be opened.

@@ -89,8 +89,8 @@ class Batcher:
         wait: seconds that the first input of a batch waits for others.
         limit: inputs that may wait.
         begin: runs first in the thread.
-        hear: told the size of each batch and the seconds that it took.
-        died: told in the event loop what has ended the thread, if it was not `close`. Nothing more is answered then.
+        hear: called with the size of each batch and the seconds that it took.
+        died: called in the event loop with what ended the thread, if it was not `close`. Nothing is answered after that.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Batcher:
                 self._entries = deque(kept)
 
     def close(self, within: float | None = None) -> None:
-        """Answer what is in the queue, then end the thread; wait no longer than so many seconds for that."""
+        """Answer what is in the queue, then end the thread; wait at most this many seconds for that."""
         with self._changed:
             self._closed = True
             self._changed.notify()

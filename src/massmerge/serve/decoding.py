@@ -27,7 +27,7 @@ class Decoder:
 
     Args:
         worker: opens and reads one.
-        settings: what the service was told.
+        settings: of the service.
         begin: runs first in each thread.
     """
 

@@ -1,4 +1,4 @@
-"""Images as clients send them; how large one is stands in its header, and is looked at before a pixel is decoded."""
+"""Images as clients send them; the size is in the header, and is checked before a pixel is decoded."""
 
 from __future__ import annotations
 

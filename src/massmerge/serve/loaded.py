@@ -1,4 +1,4 @@
-"""A bundle that is loaded and warmed, with what is told of it."""
+"""A bundle that is loaded and warmed, with its description."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Service:
     """A bundle that is served.
 
     Args:
-        settings: what the service was told.
+        settings: of the service.
     """
 
     def __init__(self, settings: ServiceSettings) -> None:

@@ -58,7 +58,7 @@ def find_head(task: TaskRecipe, expert: Expert, base: Base, folder: Path, tower:
         tower: the base's text tower, for heads made of texts.
 
     Raises:
-        InputError: the head's file is no linear head, labels and head differ in number, or the head answers word by word.
+        InputError: the head's file is not a linear head, labels and head differ in number, or the head answers word by word.
     """
     if isinstance(task.head, FileHead):
         head = _linear_head(task, task.head, folder, feature_width(base.skeleton.model))

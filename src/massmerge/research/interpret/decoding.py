@@ -44,7 +44,7 @@ class Interpretation:
 
 
 def read_bank(path: Path = BANK) -> list[str]:
-    """The texts of a file, one a line; blank lines and repetitions are left out.
+    """The texts of a file, one per line; blank lines and repetitions are left out.
 
     Raises:
         InputError: it cannot be read.
@@ -52,7 +52,7 @@ def read_bank(path: Path = BANK) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as a text a line ({error}).") from None
+        raise InputError(f"{path}: cannot be read as one text per line ({error}).") from None
     return list(dict.fromkeys(line.strip() for line in lines if line.strip()))
 
 
@@ -71,14 +71,14 @@ def interpret(
 
     Args:
         bundle: the bundle's folder.
-        texts: the bank: texts, or the path of a file with a text a line; the one that comes with mass by default.
+        texts: the bank: texts, or the path of a file with one text per line; a built-in one by default.
         tasks: which tasks; all by default.
         sites: which sites; by default the MLP whose input lies four fifths into the network, or what else all tasks change.
         top: how many texts for each task and site.
         clip: for image models, a CLIP model (folder or hub id) with visual projection and text tower; the bundle's own
             source by default.
         plot: draw the texts and their shares to this file (.png, .svg or .pdf).
-        progress: hears of each step.
+        progress: called with the name of each step.
 
     Raises:
         InputError: no such task or site, a bank with fewer texts than `top`, or an image model without a text tower.
@@ -91,7 +91,7 @@ def interpret(
         named, bank = "the bank", list(dict.fromkeys(texts))
     if top < 1 or len(bank) < top:
         raise InputError(
-            f"{named}: has {len(bank)} texts, {top} are to be picked. Give a larger bank, or pick fewer "
+            f"{named}: has {len(bank)} texts, but {top} are requested. Use a larger bank, or request fewer "
             "(`top=`, `--top`)."
         )
     runtime = load_runtime(Path(bundle), check=True)

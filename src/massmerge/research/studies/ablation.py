@@ -34,7 +34,7 @@ def run(context: StudyContext) -> Finding:
 
 
 def _merge_rows(context: StudyContext) -> list[dict[str, Any]]:
-    """A row for one task a set, where nothing is merged, and one for each merge, size and way to compare heads."""
+    """A row for one task per set, where nothing is merged, and one for each merge, size and way to compare heads."""
     looks, own = shipped_looks(context), context.runtime
     found = [_merge_row(context, looks, "one task, nothing to merge", 1, own.recipe.answer.score)]
     for kind in get_args(MergeKind):
@@ -143,7 +143,7 @@ def _parts(context: StudyContext, rows: list[dict[str, Any]]) -> list[Part]:
          *(percent(row["tasks"][task]) for task in context.measured)]
         for row in merges
     ]  # fmt: skip
-    headers = ["merge inside a set", "tasks a set", "answers", "margin", "normalised", *context.measured]
+    headers = ["merge inside a set", "tasks per set", "answers", "margin", "normalised", *context.measured]
     bars = {_name(row): (row["mean"], row["margin"]) for row in merges}
     parts: list[Part] = [
         Table(headers, lines),

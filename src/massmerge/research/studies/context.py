@@ -43,7 +43,7 @@ class StudyContext:
         recipe: the recipe with the folder that its paths start from; none if the experts are not known.
         other_rows: gives at most so many rows of each task of the split `validation`; none if there is no such split.
         progress: wraps iterables whose items take time.
-        tell: hears sentences for the person who waits.
+        tell: called with a sentence on what is being done.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ _TRAINED = ("wemoe", "twin")
 _TEXT_OPTIONS = {"smile_1": {"gate": 4, "rank": 16}}  # the paper's for language models
 _QUICK_STATICS, _QUICK_PEERS = ("task_arithmetic", "tsv_m"), ("smile_1",)
 _KINDS = {
-    BASE: "the pretrained model", EXPERTS: "fine-tuned, one model a task", MASS: "routed", TOLD: "routed, its task named",
+    BASE: "the pretrained model", EXPERTS: "fine-tuned, one model per task", MASS: "routed", TOLD: "routed, task given",
 }  # fmt: skip
 
 
@@ -179,7 +179,7 @@ _WORDS = (
     "takes the head with the largest logit, routed methods choose the head themselves. Task given: the head is that of "
     "the true task, as papers evaluate static merges; routed methods still choose by themselves what is merged, but for the "
     "line `mass, task given`, which is given everything. Size is that of all tensors that answers need, heads apart, as a "
-    "multiple of the base. Time is milliseconds of processor time an input, reading and heads included."
+    "multiple of the base. Time is milliseconds of processor time per input, reading and heads included."
 )
 
 
@@ -188,7 +188,7 @@ _TEXT_WORDS = (
     "figures are divided by the experts'. Answers are texts, which are right or wrong whatever task they were written for, "
     "so there is no head to be given: `task unknown` and `task given` are the same but for methods that keep a model for "
     "each task and the line `mass, task given`. Size is that of all tensors that answers need, as a multiple of the base, "
-    "output layers apart on both sides. Time is milliseconds of processor time an input, reading included."
+    "output layers apart on both sides. Time is milliseconds of processor time per input, reading included."
 )
 
 
@@ -261,7 +261,7 @@ def _statics(rows: list[MethodRow]) -> list[MethodRow]:
 
 
 def _verdict(context: StudyContext, rows: list[MethodRow]) -> Verdict:
-    """Who answers best without the task's name."""
+    """The method that answers best without the task."""
     found = {row.name: row.free for row in rows if row.free is not None}
     ours = found[MASS]
     best = max(found, key=lambda name: found[name].mean)

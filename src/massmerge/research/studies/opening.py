@@ -65,7 +65,7 @@ def open_studies(
         bundle: the bundle's folder.
         recipe: the recipe's path.
         progress: wraps iterables whose items take time.
-        tell: hears sentences for the person who waits.
+        tell: called with a sentence on what is being done.
 
     Raises:
         InputError: something is wrong or missing; nothing has been computed then.

@@ -67,7 +67,7 @@ def _parts(context: StudyContext, chosen: dict[str, Measured], told: dict[str, M
         for how, one in (("given", told[name]), ("chosen", chosen[name]))
     ]  # fmt: skip
     words = (
-        "Head given: the method routes as ever, then the head of the true task answers. That is not MASS with "
+        "Head given: the method routes as usual, then the head of the true task answers. That is not MASS with "
         "the task given, "
         "which would merge for that task too."
     )
@@ -80,7 +80,7 @@ def _parts(context: StudyContext, chosen: dict[str, Measured], told: dict[str, M
 
 ORACLE = Study(
     "oracle", "MASS and SMILE with the true head",
-    "How do MASS and SMILE compare where the head is given, as papers before MASS evaluate? Both route as ever; "
+    "How do MASS and SMILE compare where the head is given, as papers before MASS evaluate? Both route as usual; "
     "the head of the true task answers.",
     run, lambda context: context.seconds_for(2.0 + 2.5 * len(_PEERS)) + 30, needs_recipe=True, peers=_PEERS,
     not_for_texts="it compares answers by the head that is chosen with those by the head that is given.",

@@ -96,7 +96,7 @@ def run_studies(
 ) -> list[Result]:
     """Run a study, or all of them, and write their folders.
 
-    A run that was killed goes on: the same call again takes what is finished from the folder's `cache`.
+    An interrupted run resumes: the same call again takes what is finished from the folder's `cache`.
 
     Args:
         name: of the study, or `all`.
@@ -107,7 +107,7 @@ def run_studies(
         settings: split, limit, seed and the like.
         command: the command line, to be written beside the figures.
         progress: wraps iterables whose items take time.
-        tell: hears sentences for the person who waits.
+        tell: called with a sentence on what is being done.
 
     Raises:
         InputError: unknown study, or suite, bundle and recipe do not fit; nothing has been computed then.

@@ -197,7 +197,7 @@ def _parts(rows: list[dict[str, Any]], times: list[dict[str, Any]]) -> list[Any]
 
 
 def _verdict(context: StudyContext, sources: Prepared, rows: list[dict[str, Any]]) -> Verdict:
-    """Who does with the fewest bytes, as a share of those that a copy of every expert takes."""
+    """The method with the fewest bytes, as a share of those that a copy of every expert takes."""
     by_name = {row["method"]: row for row in rows}
     whole = by_name[EXPERTS]["bytes"]
     saved = {name: 1 - row["bytes"] / whole for name, row in by_name.items() if name not in (BASE, EXPERTS)}
@@ -231,7 +231,7 @@ def _sentences(rows: list[dict[str, Any]], times: list[dict[str, Any]]) -> list[
         f"{by_name[EXPERTS]['of_the_base']:.0f} times for; the peers take "
         + ", ".join(f"{name} {by_name[name]['of_the_base']:.2f}" for name in peers)
         + ".",
-        f"The fewest products an answer: {quick}, {by_name[quick]['forwards']:.2f} forward passes; MASS needs "
+        f"The fewest products per answer: {quick}, {by_name[quick]['forwards']:.2f} forward passes; MASS needs "
         f"{by_name[MASS]['forwards']:.2f}, in {timed[MASS]:.2f} times the processor time of one.",
     ]
 
