@@ -64,7 +64,7 @@ def test_the_table_has_a_row_for_each_task_and_the_means(bundle, here):
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
     assert lines[0] == f"{bundle} on suite, split test: 2 tasks, 7 rows"
-    header = ["task", "rows", "accuracy", "95", "%", "routing", "task", "known", "expert", "normalised"]
+    header = ["task", "rows", "accuracy", "95", "%", "routing", "task", "given", "expert", "normalised"]
     assert lines[2].split() == header
     assert [line.split()[:2] for line in lines[3:5]] == [["spam", "3"], ["topic", "4"]]
     for words in (

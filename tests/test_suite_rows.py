@@ -34,7 +34,10 @@ def test_a_file_that_is_missing_is_an_error_with_those_beside_it(tmp_path):
     [
         ({"folder": "gone"}, r"gone: no such folder"),
         ({"folder": "empty"}, r"empty: contains no class folders\. Create one folder per class"),
-        ({"data": "t.xlsx", "input": "a"}, r"a table is a file that ends in \.csv, \.jsonl, \.parquet, \.tsv"),
+        (
+            {"data": "t.xlsx", "input": "a"},
+            r"not a supported table\. Use a file that ends in \.csv, \.jsonl, \.parquet, \.tsv",
+        ),
         ({"data": "none.csv", "input": "text"}, r"none\.csv: has no rows\. A task needs at least one\."),
         ({"data": "hole.csv", "input": "text"}, r"hole\.csv:2: has no label \(1 of 3 rows\)\. Fill it in, or remove"),
         ({"data": "bad.jsonl", "input": "text"}, r"row 2 of .*bad\.jsonl: not valid JSON"),

@@ -55,7 +55,7 @@ def open_experts(bundle: Bundle, folder: Path) -> Experts:
     except InputError as error:
         raise InputError(
             f"{error}\nMeasuring the experts needs their files. Relative paths of the recipe start at "
-            f"{folder.resolve()}; --folder names another place. Or give each task a `reference` in the suite."
+            f"{folder.resolve()}; use --folder to change that. Or give each task a `reference` in the suite."
         ) from None
     return Experts(bundle, prepared)
 
