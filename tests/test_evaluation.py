@@ -223,7 +223,7 @@ def test_tasks_of_the_bundle_that_are_not_measured_are_noted(tmp_path):
     ("change", "message"),
     [
         ({"tasks": ["d"]}, "no task 'd' in the suite"),
-        ({"split": "validation"}, "the split 'validation' was asked for"),
+        ({"split": "validation"}, "the split 'validation' was requested"),
         ({"limit": 0}, "limit must be at least 1"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"experts": True}, "the experts of a loaded model are not known"),
