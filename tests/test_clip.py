@@ -211,7 +211,7 @@ def source(tmp_path_factory):
         ({"classes": []}, "list of classes is empty"),
         ({"classes": "empty.txt"}, r"list of classes is empty \(empty.txt\)"),
         ({"classes": ["cat", "dog", "cat"]}, "'cat' more than once"),
-        ({"classes": ["cat"], "templates": ["a photo."]}, r"no \{\} for the class: 'a photo.'. Write \{\}"),
+        ({"classes": ["cat"], "templates": ["a photo."]}, r"no placeholder for the class: 'a photo.'. Write \{\}"),
         ({"classes": ["cat"], "templates": []}, "there are none"),
         ({"classes": ["cat"], "templates": "poster"}, "'poster' is neither a set nor a file. The sets are .*photo"),
         ({"classes": "absent.txt"}, "cannot be read as labels"),
@@ -232,7 +232,7 @@ def test_texts_that_make_no_head_are_told_when_a_recipe_is_planned(source, head,
     [
         ("\n", [], "the list of classes is empty (classes.txt). Give at least one"),
         ("cat\ndog\ncat\n", [], "classes.txt: has 'cat' more than once. Give each class its own name."),
-        ("cat\n", ["--template", "a photo"], "no {} for the class: 'a photo'. Write {} where the class goes"),
+        ("cat\n", ["--template", "a photo"], "no placeholder for the class: 'a photo'. Write {} where the class goes"),
         ("cat\n", ["--set", "poster"], "'poster' is neither a set nor a file. The sets are photo, cars"),
     ],
 )

@@ -121,7 +121,9 @@ def read_texts(head: TextHead, folder: Path) -> tuple[tuple[str, ...], tuple[str
     templates = _templates(head.templates, folder)
     without = [template for template in templates if PLACE not in template]
     if without or not templates:
-        wrong = f"these have no {PLACE} for the class: {', '.join(map(repr, without))}" if without else "there are none"
+        wrong = (
+            f"these have no placeholder for the class: {', '.join(map(repr, without))}" if without else "there are none"
+        )
         raise InputError(f"templates: {wrong}. Write {PLACE} where the class goes, as in 'a photo of a {PLACE}.'.")
     return classes, templates
 

@@ -39,7 +39,7 @@ class StudyContext:
         ready: the measured rows, already checked.
         bundle: the bundle.
         cache: folder of everything that is not computed twice.
-        settings: how the study was asked for.
+        settings: options of the study.
         recipe: the recipe with the folder that its paths start from; none if the experts are not known.
         other_rows: gives at most so many rows of each task of the split `validation`; none if there is no such split.
         progress: wraps iterables whose items take time.

@@ -61,7 +61,7 @@ def open_studies(
         studies: what will be run. One study that cannot be run is an error, one of several is left out.
         suite: the suite's path.
         out: the folder of results; what is not computed twice lies in its `cache`.
-        settings: how the studies were asked for.
+        settings: options of the studies.
         bundle: the bundle's folder.
         recipe: the recipe's path.
         progress: wraps iterables whose items take time.
