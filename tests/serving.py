@@ -24,7 +24,7 @@ from massmerge.serve import service
 from massmerge.serve.app import make_app
 from massmerge.serve.loaded import Loaded
 from massmerge.serve.server import Server, make_server
-from massmerge.serve.settings import Settings
+from massmerge.serve.settings import ServiceSettings
 
 KEY = "a-key-for-tests-only"
 
@@ -164,7 +164,7 @@ def holding(monkeypatch, model: FakeModel | None = None, load=None, **options):
     """Serve a fake model from a thread; `load` stands for the loading of the bundle."""
     model = model or FakeModel()
     monkeypatch.setattr(service, "load_bundle", load or (lambda settings: loaded(model)))
-    settings = Settings(Path("bundle"), **{"batch_wait": 0.0, "grace": 5.0, **options})
+    settings = ServiceSettings(Path("bundle"), **{"batch_wait": 0.0, "grace": 5.0, **options})
     app = make_app(settings)
     server = make_server(app, settings)
     listener = socket.create_server(("127.0.0.1", 0))

@@ -336,7 +336,7 @@ def test_an_adapter_without_lora_matrices_is_refused(tmp_path):
 def test_an_adapter_without_weights_is_refused_with_the_names_looked_for(tmp_path):
     write_adapter(tmp_path, target_modules=["query"])
     (tmp_path / "expert" / "adapter_model.safetensors").unlink()
-    assert "Looked for adapter_model.safetensors, adapter_model.bin" in refusal(tmp_path)
+    assert "looked for adapter_model.safetensors, adapter_model.bin" in refusal(tmp_path)
 
 
 def test_a_lora_over_the_head_is_refused_and_not_dropped(tmp_path):
@@ -381,9 +381,9 @@ def test_a_scale_that_is_no_number_is_refused_with_its_key(tmp_path, changes, wo
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
-        ("(query", "is no regular expression"),
-        ("*", "is no regular expression"),
-        ("(" * 900, "is no regular expression"),
+        ("(query", "is not a valid regular expression"),
+        ("*", "is not a valid regular expression"),
+        ("(" * 900, "is not a valid regular expression"),
         ("(?:a{65535}){65535}", "counted repetitions"),
         ("x" * 2000, "at most 1000 characters"),
     ],
@@ -429,8 +429,8 @@ def test_an_adapter_s_configuration_of_another_form_is_refused(tmp_path, changes
     ("change", "words"),
     [
         (lambda name, t: t[:0] if "lora_A" in name else t[:, :0], "its rank is 0"),
-        (lambda name, t: t[:1] if "lora_A" in name else t, "have no product"),
-        (lambda name, t: t.reshape(-1) if "lora_A" in name else t, "have no product"),
+        (lambda name, t: t[:1] if "lora_A" in name else t, "cannot be multiplied"),
+        (lambda name, t: t.reshape(-1) if "lora_A" in name else t, "cannot be multiplied"),
     ],
     ids=["rank 0", "two ranks", "no matrix"],
 )
@@ -445,5 +445,5 @@ def test_an_adapter_that_names_no_kind_is_refused(tmp_path):
     write_adapter(tmp_path, target_modules=["query"])
     path = tmp_path / "expert" / "adapter_config.json"
     path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "peft_type"}))
-    with pytest.raises(InputError, match="names no peft_type"):
+    with pytest.raises(InputError, match="has no peft_type"):
         open_pair(tmp_path)

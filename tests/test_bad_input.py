@@ -113,9 +113,9 @@ ROWS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "no expert's file": (recipe("expert: red", "expert: ./red.pt"), ("task red: ./red.pt: no such file or folder",)),
     "no weights": (
         lambda f: (f / "red/model.safetensors").unlink(),
-        ("task red (red)", "no weights in it. Looked for model.safetensors")),
+        ("task red (red)", "contains no weights; looked for model.safetensors")),
     "two tasks of one name": (recipe("name: green", "name: red"), ("two tasks are called 'red': give each its own name",)),
-    "no folder name": (recipe("name: red", "name: ../red"), ("recipe.yaml:3", "'../red' is no folder name: use letters")),
+    "no folder name": (recipe("name: red", "name: ../red"), ("recipe.yaml:3", "'../red' is not a valid task name")),
     "another architecture": (
         instead("red", "vit"),
         ("task red (red)", "not a fine-tuned version", "it is a ViTForImageClassification, the base is a BertModel.",
@@ -175,7 +175,7 @@ ROWS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         recipe("tasks:", "merge: {rank: 33}\ntasks:"), ("rank: 33 is larger than every matrix", "Give at most 32")),
     "no tasks": (
         lambda f: (f / "recipe.yaml").write_text("base: base\ntasks: []\n"),
-        ("recipe.yaml:2: 'tasks' is empty; name at least one",)),
+        ("recipe.yaml:2: 'tasks' is empty; give at least one",)),
     "an empty recipe": (lambda f: (f / "recipe.yaml").write_text(""), ("recipe.yaml: a recipe is a mapping with the keys",)),
 }  # fmt: skip
 

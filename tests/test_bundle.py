@@ -71,7 +71,7 @@ def test_a_task_name_in_the_manifest_cannot_lead_outside(bundle):
     tasks = read_manifest(bundle)["tasks"]
     shutil.copytree(bundle / "tasks" / "red", bundle.parent / "red")
     resigned(bundle, tasks=[{**tasks[0], "name": "../../red"}])
-    with pytest.raises(InputError, match=r"'\.\./\.\./red' is no folder name"):
+    with pytest.raises(InputError, match=r"'\.\./\.\./red' is not a valid task name"):
         _ = Bundle(bundle).headers
 
 

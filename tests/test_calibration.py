@@ -255,7 +255,7 @@ def files(tmp_path):
 def test_the_verb_fits_on_files_and_says_what_it_used(bundle, files):
     done = run(bundle, *files, "--kind", "nearest")
     assert done.exit_code == 0, done.output
-    assert "routes by nearest now, fitted on spam 3, topic 3, mood 3 inputs" in done.output
+    assert "now routes by nearest, fitted on spam 3, topic 3, mood 3 inputs" in done.output
     assert Bundle(bundle).router_kind == "nearest"
 
 

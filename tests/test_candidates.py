@@ -85,7 +85,7 @@ def test_an_explanation_says_that_several_tasks_answered(load_vit):
     model = load_vit(unsure=9.0)
     text = describe(explain(model, vit_images(model)[0]))
     assert re.search(
-        r"unclear, so several tasks answered; how sure their heads are: (\w+ 0\.\d\d(, )?){3}$", text, re.M
+        r"unclear, so several tasks answered; confidence of their heads: (\w+ 0\.\d\d(, )?){3}$", text, re.M
     )
 
 

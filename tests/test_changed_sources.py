@@ -35,7 +35,7 @@ def overwrite(path: Path, data: bytes) -> None:
 
 
 class After(Silent):
-    """Does something once, when that many tensors are finished, and counts them."""
+    """Does something once, when that many tensors are done, and counts them."""
 
     def __init__(self, tensors: int = -1, action=lambda: None) -> None:
         self.tensors, self.action, self.worked, self.found = tensors, action, 0, 0
@@ -57,7 +57,9 @@ def recipe(tmp_path) -> Path:
 def test_an_expert_that_changes_during_the_merge_is_named_and_nothing_is_written(recipe, tmp_path):
     weights = tmp_path / "green" / "model.safetensors"
     changing = After(5, lambda: overwrite(weights, other_bytes(weights)))
-    with pytest.raises(MassError, match=rf"task green: {weights} has changed while it was read\. Nothing was written"):
+    with pytest.raises(
+        MassError, match=rf"task green: {weights} changed while it was being read\. Nothing was written"
+    ):
         merge(recipe, tmp_path / "out", workers=1, progress=changing)
     assert not (tmp_path / "out").exists()
 
@@ -112,7 +114,7 @@ def test_an_expert_that_is_only_touched_does_not_stop_the_merge(recipe, tmp_path
 def test_an_expert_that_is_cut_short_during_the_merge_is_named_and_can_be_put_back(recipe, tmp_path):
     weights = tmp_path / "red" / "model.safetensors"
     whole = weights.read_bytes()
-    with pytest.raises(MassError, match=rf"task red: {weights} has changed") as caught:
+    with pytest.raises(MassError, match=rf"task red: {weights} changed") as caught:
         merge(recipe, tmp_path / "out", workers=1, progress=After(5, lambda: weights.write_bytes(whole[:9000])))
     assert not isinstance(caught.value, InputError)
     weights.write_bytes(whole)
@@ -123,7 +125,7 @@ def test_an_expert_that_is_cut_short_during_the_merge_is_named_and_can_be_put_ba
 
 def test_an_expert_that_changes_between_plan_and_work_is_refused(recipe, tmp_path):
     weights = tmp_path / "red" / "model.safetensors"
-    with pytest.raises(MassError, match=rf"{weights}: has changed while it was opened"):
+    with pytest.raises(MassError, match=rf"{weights}: changed while it was being opened"):
         merge(recipe, tmp_path / "out", planned=lambda _: overwrite(weights, other_bytes(weights)))
     assert not (tmp_path / "out").exists()
 
@@ -135,7 +137,7 @@ def test_whatever_changes_while_the_bundle_is_put_together_is_refused(recipe, tm
             path = tmp_path / place
             overwrite(path, other_bytes(path) if path.suffix == ".safetensors" else path.read_bytes() + b"\n")
 
-    with pytest.raises(MassError, match=rf"{place} has changed while it was read"):
+    with pytest.raises(MassError, match=rf"{place} changed while it was being read"):
         merge(recipe, tmp_path / "out", workers=1, progress=Writing())
     assert not (tmp_path / "out").exists()
 
@@ -145,7 +147,7 @@ def test_a_static_merge_refuses_to_mix_too(tmp_path, method):
     recipe = write_family(tmp_path, "bert", {"red": 2, "green": 2}, method=method)
     weights = tmp_path / "green" / "model.safetensors"
     changing = After(3, lambda: overwrite(weights, other_bytes(weights)))
-    with pytest.raises(MassError, match=r"task green: .* has changed while it was read"):
+    with pytest.raises(MassError, match=r"task green: .* changed while it was being read"):
         merge(recipe, tmp_path / "out", workers=1, progress=changing)
     assert not (tmp_path / "out").exists()
 
@@ -157,7 +159,7 @@ def test_adding_refuses_to_mix_too(tmp_path, place):
     _, part = bundles(tmp_path)
     before, path = contents(part), tmp_path / place
     changing = After(5, lambda: overwrite(path, other_bytes(path)))
-    with pytest.raises(MassError, match=rf"{place} has changed while it was read"):
+    with pytest.raises(MassError, match=rf"{place} changed while it was being read"):
         massmerge.add(part, {"c": tmp_path / "c"}, workers=1, progress=changing)
     changed = place.removeprefix("two/")
     assert {k: v for k, v in contents(part).items() if k != changed} == {
@@ -178,7 +180,7 @@ def test_an_export_refuses_a_bundle_that_changes_meanwhile(bundle, tmp_path):
         if name == "mood":
             overwrite(path, other_bytes(path))
 
-    with pytest.raises(MassError, match=r"the bundle: .*tasks/mood/factors\.safetensors has changed"):
+    with pytest.raises(MassError, match=r"the bundle: .*tasks/mood/factors\.safetensors changed"):
         export_bundle(bundle, tmp_path / "out", "peft", progress=progress)
     assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
 
@@ -191,7 +193,7 @@ def test_a_calibration_refuses_a_bundle_that_changes_meanwhile(bundle, tmp_path,
         return real(self, *arguments, **options)
 
     monkeypatch.setattr(Model, "activations", activations)
-    with pytest.raises(MassError, match=r"the bundle: .*tasks/mood/factors\.safetensors has changed"):
+    with pytest.raises(MassError, match=r"the bundle: .*tasks/mood/factors\.safetensors changed"):
         calibrate(bundle, TEXTS)
     assert not (bundle / "router.safetensors").exists()
     assert [p.name for p in tmp_path.iterdir()] == ["bundle"]
@@ -230,7 +232,7 @@ def test_a_part_whose_bytes_have_changed_is_made_again_and_said(recipe, tmp_path
     progress = Hearing()
     merge(recipe, tmp_path / "out", workers=1, progress=progress)
     assert progress.found == len(parts) - 2
-    assert len([line for line in said if line.endswith("damaged on the disk; it is made again.")]) == 2
+    assert len([line for line in said if line.endswith("its saved part is damaged; it is computed again.")]) == 2
     assert contents(tmp_path / "out") == wanted
 
 

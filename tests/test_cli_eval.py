@@ -64,7 +64,7 @@ def test_the_table_has_a_row_for_each_task_and_the_means(bundle, here):
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
     assert lines[0] == f"{bundle} on suite, split test: 2 tasks, 7 rows"
-    header = ["task", "rows", "accuracy", "95", "%", "routing", "task", "known", "expert", "normalised"]
+    header = ["task", "rows", "accuracy", "95", "%", "routing", "task", "given", "expert", "normalised"]
     assert lines[2].split() == header
     assert [line.split()[:2] for line in lines[3:5]] == [["spam", "3"], ["topic", "4"]]
     for words in (
@@ -73,7 +73,7 @@ def test_the_table_has_a_row_for_each_task_and_the_means(bundle, here):
         "routed to",
         "selected sets",
         "abstained",
-        "time an input",
+        "time per input",
     ):
         assert words in done.stdout
     assert "times the base" in done.stdout
@@ -107,7 +107,7 @@ def test_notes_and_failures_go_to_standard_error_and_figures_are_printed(bundle,
     done = run(bundle, "suite.yaml")
     assert done.exit_code == 0
     assert "7 rows could not be read and count as wrong" in done.stderr
-    assert "spam.csv:4: the cell of the text is empty." in done.stderr
+    assert "spam.csv:4: the text cell is empty." in done.stderr
     assert "… and 2 more" in done.stderr
     assert "note: not measured, though inputs may be routed there: mood." in done.stderr
     assert "could not be read: 7 of 14 rows" in done.stdout
@@ -155,7 +155,7 @@ def test_more_tasks_than_a_terminal_is_wide_for_show_the_worst_mistakes(bundle, 
     from massmerge.cli import eval as verb
 
     monkeypatch.setattr(verb, "_WIDEST_MATRIX", 1)
-    assert "most frequent mistakes of routing\n" in run(bundle, "suite.yaml").stdout
+    assert "most frequent routing errors\n" in run(bundle, "suite.yaml").stdout
 
 
 # Dry runs
@@ -212,7 +212,7 @@ def test_a_fault_of_the_suite_or_its_data_is_told_and_nothing_runs(bundle, here,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--split", "validation"], "the split 'validation' was asked for, but this names one file whatever the split"),
+        (["--split", "validation"], "the split 'validation' was requested, but the path is the same for every split"),
         (["--task", "eggs"], "no task 'eggs' in the suite. There are spam, topic."),
         (["--unknown", "lift"], "'lift': write --unknown lift=NUMBER or --unknown agreement=NUMBER."),
         (["--unknown", "lift=much"], "write --unknown lift=NUMBER"),
@@ -221,7 +221,7 @@ def test_a_fault_of_the_suite_or_its_data_is_told_and_nothing_runs(bundle, here,
         (["--router", "prototype"], "the router prototype has not been fitted"),
         (["--router", "guess"], "no router 'guess'"),
         (["--limit", "0"], "Invalid value for '--limit'"),
-        (["--experts"], "The experts' own figures need the experts."),
+        (["--experts"], "Measuring the experts needs their files."),
     ],
 )
 def test_an_option_that_is_wrong_is_told(bundle, here, options, message):

@@ -124,7 +124,7 @@ def test_heads_hold_as_many_labels_as_asked_for_best_first(text):
 def test_the_picture_is_drawn_and_its_place_told(text, here, options):
     done = run(text, "win a prize", "--plot", "x.png", *options)
     assert done.exit_code == 0, done.output
-    assert "drawn to x.png" in done.output
+    assert "plot in x.png" in done.output
     with Image.open("x.png") as image:
         assert min(image.size) > 300
         assert len(image.convert("RGB").getcolors(1 << 24)) > 50

@@ -129,7 +129,7 @@ def test_a_broken_image_is_an_error_of_its_row_and_the_others_go_on(image, here)
     picture(here / "c.png", 2)
     found = rows(image, "a.png", "b.png", "c.png", code=1)
     assert [r["task"] is None for r in found] == [False, True, False]
-    assert "b.png: not an image that can be read" in found[1]["error"]
+    assert "b.png: not a readable image" in found[1]["error"]
     assert [r["error"] for r in (found[0], found[2])] == [None, None]
 
 
@@ -207,7 +207,7 @@ def test_an_image_of_50000_by_50000_pixels_is_an_error_of_its_row(image, here):
 def test_no_input_at_all_is_said(text):
     done = run(text, "-", stdin="\n\n")
     assert done.exit_code == 1
-    assert "there was no input to answer" in done.output
+    assert "there is no input to answer" in done.output
 
 
 def test_a_call_without_inputs_is_wrong(text):

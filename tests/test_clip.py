@@ -211,9 +211,9 @@ def source(tmp_path_factory):
         ({"classes": []}, "list of classes is empty"),
         ({"classes": "empty.txt"}, r"list of classes is empty \(empty.txt\)"),
         ({"classes": ["cat", "dog", "cat"]}, "'cat' more than once"),
-        ({"classes": ["cat"], "templates": ["a photo."]}, r"no place for the class: 'a photo.'. Write \{\}"),
+        ({"classes": ["cat"], "templates": ["a photo."]}, r"no placeholder for the class: 'a photo.'. Write \{\}"),
         ({"classes": ["cat"], "templates": []}, "there are none"),
-        ({"classes": ["cat"], "templates": "poster"}, "'poster' is no set and no file. Sets are .*photo"),
+        ({"classes": ["cat"], "templates": "poster"}, "'poster' is neither a set nor a file. The sets are .*photo"),
         ({"classes": "absent.txt"}, "cannot be read as labels"),
     ],
 )
@@ -230,10 +230,10 @@ def test_texts_that_make_no_head_are_told_when_a_recipe_is_planned(source, head,
 @pytest.mark.parametrize(
     ("lines", "options", "message"),
     [
-        ("\n", [], "the list of classes is empty (classes.txt). Name at least one"),
+        ("\n", [], "the list of classes is empty (classes.txt). Give at least one"),
         ("cat\ndog\ncat\n", [], "classes.txt: has 'cat' more than once. Give each class its own name."),
-        ("cat\n", ["--template", "a photo"], "no place for the class: 'a photo'. Write {} where the class goes"),
-        ("cat\n", ["--set", "poster"], "'poster' is no set and no file. Sets are photo, cars"),
+        ("cat\n", ["--template", "a photo"], "no placeholder for the class: 'a photo'. Write {} where the class goes"),
+        ("cat\n", ["--set", "poster"], "'poster' is neither a set nor a file. The sets are photo, cars"),
     ],
 )
 def test_texts_that_make_no_head_are_wrong_calls(source, monkeypatch, lines, options, message):
@@ -258,7 +258,7 @@ def test_a_base_without_a_text_tower_is_refused(source, tmp_path):
     recipe = massmerge.Recipe.model_validate(
         {"base": str(tmp_path / "base"), "tasks": [{"name": "a", "expert": str(source / "pets"), "head": head}]}
     )
-    with pytest.raises(InputError, match=r"has no vision tower. Heads of texts need a whole CLIP or SigLIP as base"):
+    with pytest.raises(InputError, match=r"has no vision tower. Text heads need a whole CLIP or SigLIP as base"):
         massmerge.make_plan(recipe, tmp_path)
 
 

@@ -24,7 +24,7 @@ from massmerge.cli.serve import serve
 from massmerge.errors import InputError, MassError
 from massmerge.merging.verify import verify_bundle
 from massmerge.serve.loaded import load_bundle
-from massmerge.serve.settings import Settings
+from massmerge.serve.settings import ServiceSettings
 from models import write_family
 
 TASKS = list(json.loads((text.DATA / "about.json").read_text(encoding="utf-8"))["tasks"])
@@ -44,7 +44,7 @@ def commands(output):
 def assert_serves(words):
     """The command would serve, with examples for its page; it is not run here, as it would not end."""
     options = serve.make_context("serve", words[2:]).params
-    loaded = load_bundle(Settings(options["bundle"], examples=options["examples"], threads=1))
+    loaded = load_bundle(ServiceSettings(options["bundle"], examples=options["examples"], threads=1))
     assert words[1] == "serve" and len(loaded.examples) >= 2
     assert all(example.keys() == {loaded.kind} for example in loaded.examples)
 
@@ -114,7 +114,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 
 def test_a_folder_of_another_demo_is_left_alone(tmp_path):
     open_folder(tmp_path, "tiny")
-    with pytest.raises(InputError, match="not of an earlier demo of this kind"):
+    with pytest.raises(InputError, match="not an earlier demo of this kind"):
         open_folder(tmp_path, "text")
 
 
@@ -140,7 +140,7 @@ def test_a_file_that_somebody_changed_is_kept_under_another_name(tmp_path):
 
 def test_without_base_and_network_the_demo_says_what_to_install_and_writes_nothing(tmp_path, monkeypatch):
     def unreachable(*_, **__):
-        raise InputError("not to be had from the hub")
+        raise InputError("not available from the hub")
 
     monkeypatch.setattr(minilm, "find_spec", lambda name: None)
     monkeypatch.setattr(minilm, "find_source", unreachable)
@@ -266,7 +266,7 @@ def test_the_vision_demo_takes_the_suites_experts_and_each_command_works(vision_
 def test_a_second_run_of_the_vision_demo_reuses_its_bundle(vision_suite, tmp_path):
     first, second = (run("demo", "--vision", "--folder", tmp_path / "demo") for _ in range(2))
     assert "in the bundle" in first.stdout and "reused" not in first.stdout
-    assert "out is complete already: reused" in second.stdout
+    assert "out is already complete: reused" in second.stdout
     assert "reused recipe.yaml, suite.yaml, inputs/ of an earlier demo" in second.stdout
 
 

@@ -95,7 +95,7 @@ def test_the_figures_are_those_of_obvious_loops(tmp_path, seed):
             routed += bool(selected) and selected[0] == result.task
             held += result.task in selected
             abstained += task is None
-            # Routed to its own task alone, the answer is the same as with the task known.
+            # Routed to its own task alone, the answer is the same as with the task given.
             right_known += good if selected == (result.task,) else known[text] == label
         count = len(rows[result.task])
         strict_by_task.append(strict / count)
@@ -201,9 +201,11 @@ def test_a_reference_of_another_split_is_not_used(tmp_path):
     task = "data: '{split}.csv', input: text"
     for reference, expected in (("0.5", None), ("{validation: 0.5}", 0.5), ("{test: 0.5}", None)):
         suite = Suite.parse(f"tasks: {{a: {{{task}, reference: {reference}}}}}")
-        found = massmerge.evaluate(Spied(lambda *_: ("a", "x", ("a",))), suite, folder=tmp_path, split="validation")
+        found = massmerge.evaluate(
+            Spied(lambda *_: ("a", "x", ("a",))), suite, suite_folder=tmp_path, split="validation"
+        )
         assert found.tasks[0].reference == expected
-        assert any("of the split 'test'" in note for note in found.notes) == (expected is None)
+        assert any("for the split 'test'" in note for note in found.notes) == (expected is None)
 
 
 def test_tasks_of_the_bundle_that_are_not_measured_are_noted(tmp_path):
@@ -221,7 +223,7 @@ def test_tasks_of_the_bundle_that_are_not_measured_are_noted(tmp_path):
     ("change", "message"),
     [
         ({"tasks": ["d"]}, "no task 'd' in the suite"),
-        ({"split": "validation"}, "the split 'validation' was asked for"),
+        ({"split": "validation"}, "the split 'validation' was requested"),
         ({"limit": 0}, "limit must be at least 1"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"experts": True}, "the experts of a loaded model are not known"),

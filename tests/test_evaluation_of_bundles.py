@@ -22,13 +22,13 @@ from models import image_bundle, text_bundle, with_options
 
 def test_rows_that_cannot_be_read_count_as_wrong_and_are_reported(tmp_path, root):
     suite = write_suite(tmp_path, {"topic": [("vote", "politics"), ("", "politics"), ("   ", "arts")]})
-    found = massmerge.evaluate(text_bundle(root), suite, experts=True, expert_folder=root / "text")
+    found = massmerge.evaluate(text_bundle(root), suite, experts=True, folder=root / "text")
     (topic,) = found.tasks
     assert (topic.rows, topic.failed) == (3, 2)
     assert topic.strict.value <= 1 / 3 and topic.known.value <= 1 / 3 and topic.reference <= 1 / 3
     assert found.confusion.counts[0][-1] == 2
     errors = dict(found.failures)
-    assert errors[f"{tmp_path / 'topic.csv'}:2"] == "the cell of the text is empty."
+    assert errors[f"{tmp_path / 'topic.csv'}:2"] == "the text cell is empty."
     assert errors[f"{tmp_path / 'topic.csv'}:3"] == "empty text."
 
 
@@ -56,7 +56,7 @@ def test_images_that_cannot_be_decoded_count_as_wrong(tmp_path, root):
     found = massmerge.evaluate(image_bundle(root), image_suite(tmp_path))
     assert [(task.rows, task.failed) for task in found.tasks] == [(7, 2), (4, 0)]
     assert sorted(name for name, _ in found.failures) == [f"{tmp_path / 'a.parquet'}:{i}" for i in (6, 7)]
-    assert all("not an image that can be read" in error for _, error in found.failures)
+    assert all("not a readable image" in error for _, error in found.failures)
 
 
 # Real bundles
@@ -124,7 +124,7 @@ def naive_expert(folder, task, inputs):
 
 def test_measured_experts_answer_as_transformers_runs_them(tmp_path, root):
     suite, rows = text_suite(tmp_path, root)
-    found = massmerge.evaluate(text_bundle(root), suite, experts=True, expert_folder=root / "text", batch_size=5)
+    found = massmerge.evaluate(text_bundle(root), suite, experts=True, folder=root / "text", batch_size=5)
     for result in found.tasks:
         inputs = [text for text, _ in rows[result.task]]
         expected = naive_expert(root / "text", result.task, inputs)
@@ -139,7 +139,7 @@ def test_measured_experts_answer_as_transformers_runs_them(tmp_path, root):
 
 def test_measured_image_experts_answer_as_transformers_runs_them(tmp_path, root):
     found = massmerge.evaluate(
-        image_bundle(root), image_suite(tmp_path), experts=True, expert_folder=root / "image", tasks=["a"]
+        image_bundle(root), image_suite(tmp_path), experts=True, folder=root / "image", tasks=["a"]
     )
     model = ViTForImageClassification.from_pretrained(root / "image" / "a").eval()
     processor = ViTImageProcessorPil.from_pretrained(root / "image" / "base")
@@ -156,7 +156,7 @@ def test_measured_image_experts_answer_as_transformers_runs_them(tmp_path, root)
 def test_a_measured_expert_goes_before_the_suites_reference(tmp_path, root):
     suite, _ = text_suite(tmp_path, root, spam={"reference": 0.123})
     by_suite = massmerge.evaluate(text_bundle(root), suite, tasks=["spam"])
-    measured = massmerge.evaluate(text_bundle(root), suite, tasks=["spam"], experts=True, expert_folder=root / "text")
+    measured = massmerge.evaluate(text_bundle(root), suite, tasks=["spam"], experts=True, folder=root / "text")
     assert (by_suite.tasks[0].reference, by_suite.tasks[0].reference_source) == (0.123, "suite")
     assert measured.tasks[0].reference != 0.123
     assert measured.tasks[0].reference_source == "measured"
@@ -166,7 +166,7 @@ def test_experts_that_are_not_there_any_more_are_an_error_before_anything_runs(t
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "load", lambda *_, **__: pytest.fail("loaded"))
     suite, _ = text_suite(tmp_path, root)
-    with pytest.raises(InputError, match=r"The experts' own figures need the experts\..*--folder names another place"):
+    with pytest.raises(InputError, match=r"Measuring the experts needs their files\..*use --folder to change that"):
         massmerge.evaluate(text_bundle(root), suite, experts=True)
 
 

@@ -50,7 +50,7 @@ def test_a_suite_with_sets_of_labels_is_measured_by_micro_f1_and_normalised_by_t
     folder = made(root)
     suite = write_suite(tmp_path, list(zip(TEXTS, SETS, strict=True)))
     report = tmp_path / "report"
-    found = massmerge.evaluate(folder / "bundle", suite, experts=True, expert_folder=folder, report=report)
+    found = massmerge.evaluate(folder / "bundle", suite, experts=True, folder=folder, report=report)
     topic, spam = found.tasks
     assert (topic.metric, spam.metric) == ("micro_f1", "spearman")
     model = massmerge.load(folder / "bundle")

@@ -23,7 +23,7 @@ def reported(root, tmp_path_factory):
     suite, _ = text_suite(folder, root, shared_labels=[["spam/ham", "mood/positive"]])
     (folder / "topic.csv").write_text((folder / "topic.csv").read_text() + ",arts\n<script>$x$,arts\n")
     report = folder / "report"
-    found = massmerge.evaluate(text_bundle(root), suite, experts=True, expert_folder=root / "text", report=report)
+    found = massmerge.evaluate(text_bundle(root), suite, experts=True, folder=root / "text", report=report)
     return found, report, suite
 
 
@@ -64,7 +64,7 @@ def test_the_result_is_what_to_dict_gives(reported):
     data = json.loads((report / "result.json").read_text())
     assert data == json.loads(json.dumps(found.to_dict()))
     assert data == json.loads(found.to_json())
-    assert data["failures"][0]["error"] == "the cell of the text is empty."
+    assert data["failures"][0]["error"] == "the text cell is empty."
 
 
 def test_every_answer_is_in_a_table(reported):
@@ -104,7 +104,7 @@ def test_kept_answers_of_experts_are_used_for_the_same_rows_only(reported, root,
     real = experts._measure
     monkeypatch.setattr(experts, "_measure", lambda o, data, *rest: measured.append(data.task) or real(o, data, *rest))
     shutil.copytree(report, tmp_path / "report")
-    options = {"experts": True, "expert_folder": root / "text", "report": tmp_path / "report"}
+    options = {"experts": True, "folder": root / "text", "report": tmp_path / "report"}
     again = massmerge.evaluate(text_bundle(root), suite, **options)
     assert measured == []
     assert [t.reference for t in again.tasks] == [t.reference for t in found.tasks]

@@ -180,7 +180,7 @@ DAMAGE = {
     "truncated": (truncate, "damaged"),
     "garbage": (lambda path: path.write_bytes(b"\x10" + bytes(7) + b"not a header at all"), "not a safetensors file"),
     "longer than the file": (lambda path: path.write_bytes(b"\xff" * 8), "its header would be"),
-    "missing": (lambda path: path.unlink(), "no weights in it"),
+    "missing": (lambda path: path.unlink(), "contains no weights"),
     "code": (
         lambda path: (path.unlink(), torch.save(Harmful(), path.with_name("pytorch_model.bin"))),
         "more than tensors",

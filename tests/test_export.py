@@ -246,7 +246,7 @@ def test_what_is_at_the_target_stays(bert, tmp_path):
 def test_a_target_below_a_file_is_refused_with_that_file(bert):
     result = mass(bert, "/dev/null/deep/x", "--to", "hf", "--tasks", "a")
     assert result.exit_code == 2
-    assert "error: /dev/null/deep/x: cannot be made, because /dev/null is no folder." in result.output
+    assert "error: /dev/null/deep/x: cannot be created because /dev/null is not a folder." in result.output
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), SafetensorError("I/O error")])

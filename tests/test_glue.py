@@ -68,7 +68,7 @@ def test_a_prompt_is_filled_from_the_input_columns():
     [
         ("input: x, prompt: 'is {y}?'", r"must name the input columns in braces \(\{x\}\); it names \{y\}"),
         ("input: [x, y], prompt: 'is {x}?'", "it names {x}"),
-        ("input: x, prompt: 'is {x?'", "a brace that is meant as one is written twice"),
+        ("input: x, prompt: 'is {x?'", "write a literal brace twice"),
         ("input: [x, y, z]", "more need a prompt"),
     ],
 )
@@ -105,9 +105,7 @@ def writing(tmp_path_factory):
 
 
 def test_texts_are_right_when_task_and_text_are(writing):
-    found = massmerge.evaluate(
-        writing / "out", writing / "suite.yaml", experts=True, expert_folder=writing, batch_size=5
-    )
+    found = massmerge.evaluate(writing / "out", writing / "suite.yaml", experts=True, folder=writing, batch_size=5)
     model = massmerge.load(writing / "out")
     for result in found.tasks:
         rows = list(csv.DictReader((writing / f"{result.task}.csv").open()))
@@ -131,7 +129,7 @@ def test_texts_are_not_evaluated_by_the_batch(writing):
 def test_a_wrong_generation_option_of_a_suite_is_told(writing):
     suite = Suite.load(writing / "suite.yaml").model_copy(update={"generate": {"beams": 2}})
     with pytest.raises(InputError, match="generation has no option 'beams'"):
-        massmerge.evaluate(writing / "out", suite, folder=writing)
+        massmerge.evaluate(writing / "out", suite, suite_folder=writing)
 
 
 # The example

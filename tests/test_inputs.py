@@ -184,12 +184,12 @@ def test_a_missing_image_file_is_refused(image, tmp_path):
 
 
 def test_a_folder_in_the_place_of_an_image_is_refused(image, tmp_path):
-    assert "not an image that can be read" in refused(image, tmp_path)
+    assert "not a readable image" in refused(image, tmp_path)
 
 
 def test_a_file_that_is_no_image_is_refused(image, tmp_path):
     (tmp_path / "x.png").write_bytes(b"not a picture at all")
-    assert re.search(r"x\.png: not an image that can be read", refused(image, tmp_path / "x.png"))
+    assert re.search(r"x\.png: not a readable image", refused(image, tmp_path / "x.png"))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -243,7 +243,7 @@ def test_an_array_of_other_numbers_than_bytes_is_refused(image):
 
 
 def test_an_array_of_a_shape_that_is_no_image_is_refused(image):
-    assert "not an image that can be read" in refused(image, np.zeros((4, 4, 7), dtype=np.uint8))
+    assert "not a readable image" in refused(image, np.zeros((4, 4, 7), dtype=np.uint8))
 
 
 def test_an_image_model_without_a_processor_says_how_to_get_one(root):

@@ -107,7 +107,7 @@ def test_a_plot_is_a_picture_of_some_size(bundle, tmp_path):
 
 
 def test_a_plot_of_an_unknown_format_is_refused(bundle, tmp_path):
-    with pytest.raises(InputError, match=r"plot\.xyz: a plot is drawn to a file that ends in \.png"):
+    with pytest.raises(InputError, match=r"plot\.xyz: not a supported plot format\. Use \.png"):
         plot_inspection(inspect_bundle(bundle), tmp_path / "plot.xyz")
 
 

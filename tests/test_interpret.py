@@ -192,8 +192,8 @@ def test_a_siglip_tower_is_refused_and_a_tower_of_another_kind_takes_no_clip(cli
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"top": 10}, "the bank: has 9 texts, 10 are to be picked"),
-        ({"top": 0}, "0 are to be picked"),
+        ({"top": 10}, "the bank: has 9 texts, but 10 are requested"),
+        ({"top": 0}, "0 are requested"),
         ({"tasks": ["x"]}, "no task 'x'"),
         ({"sites": ["M99"]}, "no site 'M99'"),
         ({"tasks": ["mood"], "sites": ["M1"]}, "task mood: changes nothing at M1"),
@@ -215,7 +215,7 @@ def test_the_command_gives_what_the_function_gives_and_draws_it(root, tmp_path):
     bundle = text_bundle(root)
     (tmp_path / "bank.txt").write_text("\n".join([*WORDS, "", WORDS[0]]) + "\n")
     small = run(bundle, "--texts", tmp_path / "bank.txt", "--top", 10)
-    assert small.exit_code == 2 and "bank.txt: has 9 texts, 10 are to be picked. Give a larger bank" in small.output
+    assert small.exit_code == 2 and "bank.txt: has 9 texts, but 10 are requested. Use a larger bank" in small.output
     options = [
         "--texts",
         tmp_path / "bank.txt",
@@ -238,8 +238,8 @@ def test_the_command_gives_what_the_function_gives_and_draws_it(root, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--texts", "none.txt"], "none.txt: cannot be read as a text a line"),
-        (["--plot", "p.doc"], "a picture is .png, .svg or .pdf"),
+        (["--texts", "none.txt"], "none.txt: cannot be read as one text per line"),
+        (["--plot", "p.doc"], "Use .png, .svg or .pdf"),
         (["--site", "M77"], "no site 'M77'"),
     ],
 )

@@ -241,4 +241,4 @@ def test_a_merge_that_a_person_stops_says_how_to_go_on(tmp_path, monkeypatch):
     recipe = write_family(tmp_path, "bert", {"red": 2})
     result = CliRunner().invoke(main, ["merge", str(recipe), str(tmp_path / "out")])
     assert result.exit_code == 1
-    assert "The same command goes on where it stopped" in result.stderr
+    assert "Run the same command to resume" in result.stderr

@@ -331,6 +331,6 @@ def test_a_published_scale_is_less_the_more_tasks_are_added():
 
 
 def test_a_refused_option_writes_nothing(family, tmp_path):
-    with pytest.raises(InputError, match=r"11: 'merge.keep': is no option of dare"):
+    with pytest.raises(InputError, match=r"11: 'merge.keep': is not an option of dare"):
         run(family, tmp_path / "out", method="dare", keep=0.2)
     assert not (tmp_path / "out").exists()

@@ -237,7 +237,7 @@ def test_a_wrong_key_is_said_to_be_wrong(tab, text_url):
     assert "needs a key" in shown_problem(tab)
     tab.get_by_label("API key").fill("another-key-of-nobody")
     tab.get_by_role("button", name="Use it").click()
-    tab.get_by_text("not the right one").wait_for()
+    tab.get_by_text("The key is wrong").wait_for()
     open_texts(tab, text_url)
 
 
@@ -247,7 +247,7 @@ def test_refusals_are_said_in_words_and_can_be_tried_again(tab, text_url):
     tab.get_by_role("textbox", name="Text").fill("long " * 5000)
     tab.get_by_role("button", name="Ask").click()
     tab.get_by_role("alert").wait_for()
-    assert "more than the service takes" in shown_problem(tab) and "20,000 bytes" in shown_problem(tab)
+    assert "more than the service accepts" in shown_problem(tab) and "20,000 bytes" in shown_problem(tab)
     full = {"error": {"code": "full", "message": "there is no room"}}
     tab.route("**/v1/predict", lambda route: route.fulfill(status=429, headers={"Retry-After": "1"}, json=full))
     tab.get_by_role("textbox", name="Text").fill("win a free prize now")

@@ -304,7 +304,7 @@ def test_a_product_that_overflows_is_refused_at_merge(tmp_path):
     path = tmp_path / "mood" / "adapter_model.safetensors"
     large = {name: tensor * (1e19 if "lora" in name else 1) for name, tensor in load_file(path).items()}
     save_file(large, path)
-    with pytest.raises(InputError, match="the change of mood is too large for float32"):
+    with pytest.raises(InputError, match="the delta of mood is too large for float32"):
         massmerge.merge(recipe, tmp_path / "out")
 
 

@@ -64,27 +64,27 @@ def test_what_is_dumped_is_the_same_recipe():
         (SMALL + "merge: tsv_m", "recipe.yaml:4: 'merge': should be a mapping of keys to values (it is 'tsv_m')"),
         (SMALL + "merge: {method: sum}", "'merge.method': should be 'mass', 'average', 'task_arithmetic', 'ties', 'dare'"),
         (SMALL + "merge:\n  method: ties\n  drop: 0.5",
-         "recipe.yaml:6: 'merge.drop': is no option of ties, which has keep, combine, scale"),
-        (SMALL + "merge: {method: average, scale: 1}", "'merge.scale': is no option of average, which has none"),
-        (SMALL + "merge: {method: tsv_m, budget: 3}", "'merge.budget': is no option of tsv_m, which has rank, scale"),
-        (SMALL + "merge: {scale: 0.3}", "'merge.scale': is no option of mass, which has budget, rank, redundancy, base"),
+         "recipe.yaml:6: 'merge.drop': is not an option of ties; its options are keep, combine, scale"),
+        (SMALL + "merge: {method: average, scale: 1}", "'merge.scale': is not an option of average; its options are none"),
+        (SMALL + "merge: {method: tsv_m, budget: 3}", "'merge.budget': is not an option of tsv_m; its options are rank"),
+        (SMALL + "merge: {scale: 0.3}", "'merge.scale': is not an option of mass; its options are budget, rank"),
         (SMALL + "merge: {method: ties, keep: 20}", "'merge.keep': should be less than or equal to 1 (it is 20)"),
         (SMALL + "merge: {method: dare, drop: 1.0}", "'merge.drop': should be less than 1 (it is 1.0)"),
         (SMALL + "merge: {method: iso_c, scale: big}", "'merge.scale': should be 'auto' or a valid number"),
         (SMALL + "merge: {redundancy: no way}", "'merge.redundancy': should be a mapping of keys to values or 'none'"),
         (SMALL + "router: {site: 3}", "'router.site': should be a valid string or a valid list"),
         ("base: b\ntasks:\n  - {name: 12, expert: e}", "recipe.yaml:3: 'tasks.0.name': should be a valid string; write"),
-        ("base: b\ntasks: []", "recipe.yaml:2: 'tasks' is empty; name at least one"),
+        ("base: b\ntasks: []", "recipe.yaml:2: 'tasks' is empty; give at least one"),
         ("tasks:\n  - {name: one, expert: e}", "recipe.yaml:1: 'base' is missing"),
-        ("base: b\nbase: c\n" + SMALL.partition("\n")[2], "recipe.yaml:2: the key 'base' stands there twice"),
+        ("base: b\nbase: c\n" + SMALL.partition("\n")[2], "recipe.yaml:2: the key 'base' occurs twice"),
         (SMALL + "merge: {budget: 2.0, rank: 3}", "give either budget or rank, not both"),
         ("base: [b", "recipe.yaml:1: not valid YAML"),
         ("base: &a [*a]", "recipe.yaml:1: 'base': should be a valid string"),
         ("base: b\ntasks: &a [*a]", "recipe.yaml:2: 'tasks"),
         ("base: " + "[" * 5000, "nested too deeply, or an anchor"),
-        ("base: 2020-13-45", "recipe.yaml: a value in it cannot be read (month must be in 1..12). Write it in quotes."),
-        ("base: " + "7" * 5000, "recipe.yaml: a value in it cannot be read"),
-        (SMALL + "router: {site: []}", "recipe.yaml:4: 'router.site' is empty; name at least one"),
+        ("base: 2020-13-45", "recipe.yaml: contains a value that cannot be read (month must be in 1..12)."),
+        ("base: " + "7" * 5000, "recipe.yaml: contains a value that cannot be read"),
+        (SMALL + "router: {site: []}", "recipe.yaml:4: 'router.site' is empty; give at least one"),
         ("", "a recipe is a mapping with the keys base and tasks"),
         ("- base", "a recipe is a mapping with the keys base and tasks"),
     ],
@@ -105,7 +105,7 @@ def test_all_faults_are_told_at_once():
 )
 def test_a_task_name_that_is_no_folder_name_is_refused(name):
     text = f"base: b\ntasks:\n  - name: '{name}'\n    expert: e"
-    assert "recipe.yaml:3: 'tasks.0.name'" in fault(text) and "is no folder name" in fault(text)
+    assert "recipe.yaml:3: 'tasks.0.name'" in fault(text) and "is not a valid task name" in fault(text)
 
 
 @pytest.mark.parametrize("second", ["one", "ONE"])

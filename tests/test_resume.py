@@ -220,7 +220,7 @@ def test_a_disk_that_fills_up_among_the_tensors_is_named_and_the_merge_goes_on_l
     with monkeypatch.context() as patched:
         stop_after(patched, 5)
         result = run("merge", family / "recipe.yaml", out, "-q")
-    assert_failed(result, out, "the disk is full", "Free some space and run the same command again")
+    assert_failed(result, out, "the disk is full", "Free some space and run the same command to resume")
     assert run("merge", family / "recipe.yaml", out, "-q").exit_code == 0
     assert contents(out) == undisturbed.files
 
@@ -267,7 +267,7 @@ def test_a_target_that_cannot_be_written_is_named(family, tmp_path, monkeypatch,
 def test_a_target_below_a_file_is_refused_with_the_files_name(family, tmp_path):
     (tmp_path / "file").write_text("mine")
     result = run("merge", family / "recipe.yaml", tmp_path / "file" / "out", "-q")
-    assert_failed(result, tmp_path / "file" / "out", f"because {tmp_path / 'file'} is no folder")
+    assert_failed(result, tmp_path / "file" / "out", f"because {tmp_path / 'file'} is not a folder")
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -283,7 +283,7 @@ def test_an_expert_that_vanishes_during_the_merge_is_named_and_can_be_put_back(t
     with monkeypatch.context() as patched:
         patched.setattr(massmerge.bundle.merge_folder.MergeFolder, "finish", finish)
         result = run("merge", recipe, out, "-q", "--workers", 1)
-    assert_failed(result, out, f"{tmp_path / 'green' / 'model.safetensors'}: vanished meanwhile. Put it back")
+    assert_failed(result, out, f"{tmp_path / 'green' / 'model.safetensors'}: disappeared during the run. Restore it")
     (tmp_path / "away").rename(tmp_path / "green")
     assert run("merge", recipe, out, "-q").exit_code == 0
     assert contents(out) == contents(merge(recipe, tmp_path / "fresh", workers=1))
@@ -300,7 +300,7 @@ def test_an_expert_that_may_not_be_read_is_not_taken_for_the_target(family, tmp_
 
 def test_an_expert_that_is_cut_short_during_the_merge_leaves_nothing(family, tmp_path, monkeypatch):
     def cut(self, name):
-        raise InputError("red/model.safetensors: cut short while it was read. Download or save it again.")
+        raise InputError("red/model.safetensors: truncated while it was being read. Download or save it again.")
 
     monkeypatch.setattr(FullExpert, "read", cut)
     assert run("merge", family / "recipe.yaml", tmp_path / "out", "-q").exit_code == 2
@@ -311,7 +311,7 @@ def test_the_same_merge_again_says_that_it_is_complete_and_does_nothing(family, 
     out = merge(family / "recipe.yaml", tmp_path / "out", workers=1)
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
     result = run("merge", family / "recipe.yaml", out)
-    assert result.exit_code == 0 and "is complete already" in result.stderr
+    assert result.exit_code == 0 and "is already complete" in result.stderr
     assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
 
 
@@ -326,7 +326,7 @@ def test_another_bundle_is_not_replaced_without_being_told_to(family, tmp_path):
     out = merge(write_recipe(family, ["red"], name="one.yaml"), tmp_path / "out", workers=1)
     before = contents(out)
     result = run("merge", family / "recipe.yaml", out)
-    assert result.exit_code == 2 and "`--overwrite` replaces it" in result.stderr
+    assert result.exit_code == 2 and "Use `--overwrite` to replace it" in result.stderr
     assert contents(out) == before
 
 
@@ -342,7 +342,7 @@ def test_a_folder_that_is_no_bundle_is_never_overwritten(family, tmp_path, name)
     (tmp_path / "out" / name).parent.mkdir(parents=True)
     (tmp_path / "out" / name).write_text("mine")
     result = run("merge", family / "recipe.yaml", tmp_path / "out", "--overwrite")
-    assert result.exit_code == 2 and "it is never overwritten" in result.stderr
+    assert result.exit_code == 2 and "it is not overwritten" in result.stderr
     assert contents(tmp_path) == {f"out/{name}": b"mine"}
 
 
@@ -351,7 +351,7 @@ def test_files_that_someone_put_into_a_bundle_are_not_overwritten_with_it(family
     (out / ".git").mkdir()
     (out / ".git" / "config").write_text("mine")
     result = run("merge", family / "recipe.yaml", out, "--overwrite")
-    assert result.exit_code == 2 and ".git/config" in result.stderr and "move them away" in result.stderr
+    assert result.exit_code == 2 and ".git/config" in result.stderr and "move them elsewhere" in result.stderr
     assert (out / ".git" / "config").read_text() == "mine"
 
 

@@ -74,7 +74,13 @@ def test_a_room_imports_only_from_floors_below(room):
 
 
 def test_research_is_imported_by_the_command_alone():
-    assert {room_of(path) for path in modules() if "research" in imported_rooms(path)} == {"cli"}
+    """The public surface names it for type checkers and imports it when it is used."""
+    assert {room_of(path) for path in modules() if "research" in imported_rooms(path)} == {"__init__", "cli"}
+
+
+def test_the_public_surface_imports_no_room():
+    code = "import sys, massmerge; sys.exit(any(name.startswith('massmerge.') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 def test_only_the_bundle_spells_the_names_inside_it():

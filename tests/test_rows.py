@@ -204,7 +204,7 @@ def test_a_column_that_is_not_there_is_an_error_with_those_there_are(here, kind)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_table_without_a_named_column_is_an_error_that_says_what_to_give(here, kind):
     write_table(here / f"t.{kind}", [{"text": "first"}])
-    assert "say which column holds the inputs: --column NAME" in items(f"t.{kind}")[0][1]
+    assert "name the column that holds the inputs: --column NAME" in items(f"t.{kind}")[0][1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -234,7 +234,7 @@ def test_pictures_in_a_table_may_be_bytes_or_what_datasets_writes(here, as_struc
     write_table(here / "t.parquet", rows)
     found = items("t.parquet", image=True, column="image")
     assert found[0][1].size == (4, 3)
-    assert found[1][1] == "not an image that can be read (cannot identify image file these bytes)."
+    assert found[1][1] == "not a readable image (cannot identify image file these bytes)."
 
 
 def test_a_struct_without_bytes_is_a_path_relative_to_the_table(here):
@@ -243,7 +243,7 @@ def test_a_struct_without_bytes_is_a_path_relative_to_the_table(here):
     )
     found = items("t.parquet", image=True, column="image")
     assert str(found[0][1]) == "a.png"
-    assert found[1][1] == "there is neither a picture nor a path."
+    assert found[1][1] == "contains neither an image nor a path."
 
 
 def test_a_broken_line_of_json_is_an_error_and_the_others_go_on(here):

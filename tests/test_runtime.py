@@ -46,7 +46,7 @@ def test_a_referred_base_that_has_changed_is_refused(referring):
 
 def test_a_referred_base_that_is_gone_is_named(referring):
     (referring / "base").rename(referring / "elsewhere")
-    with pytest.raises(InputError, match=r"kept by reference, and is not to be had.*base"):
+    with pytest.raises(InputError, match=r"stored by reference and is not available.*base"):
         massmerge.load(referring / "referring")
 
 

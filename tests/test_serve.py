@@ -218,9 +218,9 @@ def test_what_cannot_be_served_is_told_with_exit_code_2(root, tmp_path):
         "not a bundle": [tmp_path],
         "16 or more": [bundle, "--api-key-file", __file__],
         "--max-items is more than --queue": [bundle, "--queue", 5],
-        "nan is no number of seconds": [bundle, "--timeout", "nan"],
-        "inf is no number of seconds": [bundle, "--timeout", "inf"],
-        "nan is no number": [bundle, "--batch-wait", "nan"],
+        "nan is not a valid number of seconds": [bundle, "--timeout", "nan"],
+        "inf is not a valid number of seconds": [bundle, "--timeout", "inf"],
+        "nan is not a valid number": [bundle, "--batch-wait", "nan"],
     }.items():
         result = CliRunner().invoke(main, ["serve", *map(str, arguments)])
         assert (result.exit_code, words in result.stderr) == (2, True), result.stderr

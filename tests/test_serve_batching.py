@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from massmerge.model.answers import Prediction
-from massmerge.serve.batching import Batcher, Choice, Fault
+from massmerge.serve.batching import Batcher, BatchKey, Fault
 from massmerge.serve.errors import ServiceError
-from massmerge.serve.worker import Text, Worker
+from massmerge.serve.worker import SentText, Worker
 from serving import FakeModel
 
 
@@ -46,7 +46,7 @@ def run(scenario, size=4, wait=0.0, limit=8, function=None):
 async def held(batcher, recorder):
     """A job that runs and does not end before the gate is opened."""
     recorder.gate.clear()
-    job = batcher.submit(["first"], Choice(), 1)
+    job = batcher.submit(["first"], BatchKey(), 1)
     await asyncio.to_thread(recorder.begun.wait, 10)
     return job
 
@@ -59,7 +59,7 @@ def test_requests_that_arrive_within_the_wait_run_as_one_batch():
     async def scenario(batcher, recorder):
         jobs = []
         for name in "abc":
-            jobs.append(batcher.submit([name], Choice(), 1))
+            jobs.append(batcher.submit([name], BatchKey(), 1))
             await asyncio.sleep(0.01)
         assert [tasks(await job.done) for job in jobs] == [["task of a"], ["task of b"], ["task of c"]]
 
@@ -68,7 +68,7 @@ def test_requests_that_arrive_within_the_wait_run_as_one_batch():
 
 def test_a_full_batch_does_not_wait():
     async def scenario(batcher, recorder):
-        await batcher.submit(list("abcd"), Choice(), 1).done
+        await batcher.submit(list("abcd"), BatchKey(), 1).done
 
     assert [batch[0] for batch in run(scenario, wait=30.0).batches] == [list("abcd")]
 
@@ -76,7 +76,7 @@ def test_a_full_batch_does_not_wait():
 def test_many_inputs_run_in_batches_of_the_size_and_are_answered_in_order():
     async def scenario(batcher, recorder):
         first = await held(batcher, recorder)
-        job = batcher.submit(list("abcdef"), Choice(), 1)
+        job = batcher.submit(list("abcdef"), BatchKey(), 1)
         recorder.gate.set()
         await first.done
         assert tasks(await job.done) == [f"task of {name}" for name in "abcdef"]
@@ -88,19 +88,19 @@ def test_inputs_with_other_tasks_to_choose_from_run_apart_and_the_largest_top_co
     async def scenario(batcher, recorder):
         await held(batcher, recorder)
         jobs = [
-            batcher.submit([name], Choice(tasks), top)
+            batcher.submit([name], BatchKey(tasks), top)
             for name, tasks, top in (("a", None, 1), ("b", ("spam",), 2), ("c", None, 5))
         ]
         recorder.gate.set()
         await asyncio.gather(*(job.done for job in jobs))
 
-    assert run(scenario).batches[1:] == [(["a", "c"], Choice(), 5), (["b"], Choice(("spam",)), 2)]
+    assert run(scenario).batches[1:] == [(["a", "c"], BatchKey(), 5), (["b"], BatchKey(("spam",)), 2)]
 
 
 def test_a_request_with_one_decision_for_all_runs_by_itself():
     async def scenario(batcher, recorder):
         await held(batcher, recorder)
-        jobs = [batcher.submit(list(names), Choice(None, "batch", names), 1) for names in ("ab", "cd")]
+        jobs = [batcher.submit(list(names), BatchKey(None, "batch", names), 1) for names in ("ab", "cd")]
         recorder.gate.set()
         await asyncio.gather(*(job.done for job in jobs))
 
@@ -110,13 +110,13 @@ def test_a_request_with_one_decision_for_all_runs_by_itself():
 def test_a_full_queue_refuses_at_once_and_says_when_to_come_again():
     async def scenario(batcher, recorder):
         await held(batcher, recorder)
-        batcher.submit(list("abcdef"), Choice(), 1)
+        batcher.submit(list("abcdef"), BatchKey(), 1)
         with pytest.raises(ServiceError) as refused:
-            batcher.submit(list("ghi"), Choice(), 1)
+            batcher.submit(list("ghi"), BatchKey(), 1)
         assert (refused.value.status, refused.value.code) == (503, "full")
         assert refused.value.retry_after >= 1
         assert batcher.waiting == 6
-        batcher.submit(list("gh"), Choice(), 1)  # what still has room is taken
+        batcher.submit(list("gh"), BatchKey(), 1)  # what still has room is taken
 
     run(scenario)
 
@@ -125,10 +125,10 @@ def test_what_could_not_be_answered_in_time_is_refused_at_once_but_never_for_goo
     async def scenario(batcher, recorder):
         batcher._seconds_each = 3.0  # as if inputs had taken that long
         await held(batcher, recorder)
-        batcher.submit(["a"], Choice(), 1, within=1.0)  # nothing waits yet
-        batcher.submit(["b"], Choice(), 1, within=4.0)
+        batcher.submit(["a"], BatchKey(), 1, within=1.0)  # nothing waits yet
+        batcher.submit(["b"], BatchKey(), 1, within=4.0)
         with pytest.raises(ServiceError) as refused:
-            batcher.submit(["c"], Choice(), 1, within=4.0)
+            batcher.submit(["c"], BatchKey(), 1, within=4.0)
         assert (refused.value.code, refused.value.retry_after) == ("full", 6)
 
     run(scenario)
@@ -137,7 +137,7 @@ def test_what_could_not_be_answered_in_time_is_refused_at_once_but_never_for_goo
 def test_a_cancelled_request_leaves_the_queue_and_is_never_run():
     async def scenario(batcher, recorder):
         await held(batcher, recorder)
-        cancelled, kept = batcher.submit(list("abc"), Choice(), 1), batcher.submit(["d"], Choice(), 1)
+        cancelled, kept = batcher.submit(list("abc"), BatchKey(), 1), batcher.submit(["d"], BatchKey(), 1)
         batcher.cancel(cancelled)
         assert batcher.waiting == 1
         recorder.gate.set()
@@ -150,7 +150,7 @@ def test_a_request_that_is_cancelled_while_it_runs_does_no_harm():
     async def scenario(batcher, recorder):
         batcher.cancel(await held(batcher, recorder))
         recorder.gate.set()
-        assert tasks(await batcher.submit(["b"], Choice(), 1).done) == ["task of b"]
+        assert tasks(await batcher.submit(["b"], BatchKey(), 1).done) == ["task of b"]
 
     run(scenario)
 
@@ -162,9 +162,9 @@ def test_what_a_function_raises_is_the_fault_of_each_input_and_the_thread_goes_o
         return [Prediction("fine") for _ in items]
 
     async def scenario(batcher, recorder):
-        outcomes = await batcher.submit(["poison"], Choice(), 1).done
+        outcomes = await batcher.submit(["poison"], BatchKey(), 1).done
         assert isinstance(outcomes[0].result, Fault) and "poison" not in outcomes[0].result.message
-        assert tasks(await batcher.submit(["b"], Choice(), 1).done) == ["fine"]
+        assert tasks(await batcher.submit(["b"], BatchKey(), 1).done) == ["fine"]
 
     run(scenario, function=broken)
 
@@ -175,7 +175,7 @@ def test_closing_answers_what_waits():
     async def main():
         batcher = Batcher(recorder, size=1, wait=0.0, limit=8)
         await held(batcher, recorder)
-        job = batcher.submit(["a", "b"], Choice(), 1)
+        job = batcher.submit(["a", "b"], BatchKey(), 1)
         closing = asyncio.create_task(asyncio.to_thread(batcher.close))
         recorder.gate.set()
         await closing
@@ -192,7 +192,7 @@ def worker(model):
 
 
 def test_an_input_that_cannot_be_read_fails_alone():
-    results = worker(FakeModel())([Text("a"), "bad", "odd", Text("b")], Choice(), 2)
+    results = worker(FakeModel())([SentText("a"), "bad", "odd", SentText("b")], BatchKey(), 2)
     assert [getattr(result, "task", None) for result in results] == ["spam", None, None, "spam"]
     assert results[1] == Fault("unreadable", "cannot be read.")
     assert "odd" not in results[2].message
@@ -200,14 +200,14 @@ def test_an_input_that_cannot_be_read_fails_alone():
 
 def test_a_batch_that_cannot_be_answered_is_tried_input_by_input():
     model = FakeModel()
-    results = worker(model)(["a", "poison", "b"], Choice(), 2)
+    results = worker(model)(["a", "poison", "b"], BatchKey(), 2)
     assert [getattr(result, "code", "fine") for result in results] == ["fine", "internal", "fine"]
     assert [rows for rows, *_ in model.batches] == [["a", "poison", "b"], ["a"], ["poison"], ["b"]]
 
 
 def test_a_text_that_is_too_long_and_an_image_for_a_text_model_are_told_so():
-    from massmerge.serve.worker import Picture
+    from massmerge.serve.worker import SentImage
 
-    long, image = worker(FakeModel())([Text("x" * 21), Picture(b"GIF89a")], Choice(), 2)
+    long, image = worker(FakeModel())([SentText("x" * 21), SentImage(b"GIF89a")], BatchKey(), 2)
     assert "more than 20 characters" in long.message
     assert "takes text, not images" in image.message

@@ -11,7 +11,7 @@ from PIL import Image
 
 from massmerge.errors import InputError
 from massmerge.serve.loaded import load_bundle
-from massmerge.serve.settings import Settings
+from massmerge.serve.settings import ServiceSettings
 from models import image_bundle, text_bundle
 
 
@@ -23,7 +23,7 @@ def png(side, seed=0):
 
 
 def shown(bundle, examples, column=None):
-    return load_bundle(Settings(bundle, examples=examples, column=column, threads=1)).examples
+    return load_bundle(ServiceSettings(bundle, examples=examples, column=column, threads=1)).examples
 
 
 def opened(example):
@@ -34,7 +34,7 @@ def test_a_column_of_a_table_of_texts(root, tmp_path):
     table = tmp_path / "mail.csv"
     table.write_text("id,text\n1,win a prize\n2,see you at noon\n")
     assert shown(text_bundle(root), table, "text") == [{"text": "win a prize"}, {"text": "see you at noon"}]
-    with pytest.raises(InputError, match=r"mail\.csv: say which column holds the inputs: --column NAME"):
+    with pytest.raises(InputError, match=r"mail\.csv: name the column that holds the inputs: --column NAME"):
         shown(text_bundle(root), table)
 
 
@@ -49,5 +49,5 @@ def test_pictures_of_a_table_and_of_a_folder(root, tmp_path):
 
 def test_a_picture_that_is_none_is_named(root, tmp_path):
     (tmp_path / "a.png").write_bytes(b"no picture")
-    with pytest.raises(InputError, match=r"a\.png: not an image that can be read"):
+    with pytest.raises(InputError, match=r"a\.png: not a readable image"):
         shown(image_bundle(root), tmp_path)

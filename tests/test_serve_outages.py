@@ -267,7 +267,7 @@ def test_a_service_that_cannot_answer_any_more_ends_with_an_error(root):
     assert running.predict("a", task="spam").status_code == 503
     running.process.join(20)
     assert running.process.exitcode == 1
-    assert "The thread that answers has ended (KeyboardInterrupt)" in running.output.read_text()
+    assert "The worker thread has ended (KeyboardInterrupt)" in running.output.read_text()
 
 
 # Files

@@ -172,7 +172,7 @@ def test_a_shared_label_that_no_task_has_is_refused(tmp_path):
     recipe = write_family(tmp_path, "bert", {"a": 2, "b": 2}, rank=4)
     data = {**yaml.safe_load(recipe.read_text()), "shared_labels": [["a/LABEL_0", "b/LABEL_9"]]}
     recipe.write_text(yaml.safe_dump(data))
-    with pytest.raises(InputError, match=r"'b/LABEL_9' is no label of a task"):
+    with pytest.raises(InputError, match=r"'b/LABEL_9' is not a label of any task"):
         massmerge.merge(recipe, tmp_path / "bundle")
 
 

@@ -173,7 +173,7 @@ def test_a_file_of_another_kind_is_refused_with_the_kinds_that_are_read(tmp_path
 
 
 def test_a_folder_without_weights_is_refused_with_the_names_looked_for(tmp_path):
-    with pytest.raises(InputError, match=r"no weights in it.*model\.safetensors, pytorch_model\.bin"):
+    with pytest.raises(InputError, match=r"contains no weights.*model\.safetensors, pytorch_model\.bin"):
         open_folder(tmp_path)
 
 

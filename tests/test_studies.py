@@ -14,7 +14,7 @@ from massmerge.research.studies.figures import summarize
 from massmerge.research.studies.opening import open_studies
 from massmerge.research.studies.result import verdict_words
 from massmerge.research.studies.run import run_studies
-from massmerge.research.studies.settings import Settings
+from massmerge.research.studies.settings import StudySettings
 from massmerge.research.studies.study import Study, Verdict
 from models import with_options
 from study_suite import study_bundle, write_study_suite
@@ -42,7 +42,7 @@ def no_plots(monkeypatch):
 
 
 def context_of(suite, bundle, out, **more):
-    settings = Settings(**{key: more.pop(key) for key in list(more) if key in Settings.__dataclass_fields__})
+    settings = StudySettings(**{key: more.pop(key) for key in list(more) if key in StudySettings.__dataclass_fields__})
     return open_studies([STUDIES["layers"]], suite, out, settings, bundle=bundle, **more).context
 
 
@@ -155,7 +155,7 @@ def test_wrong_suites_are_refused_by_name_before_anything_is_computed(suite, bun
     unknown = write_suite(tmp_path, "tasks:\n  cars: {data: spam.csv, input: text}\n")
     assert "no task 'cars'" in refused(unknown, **options)
     assert "no task 'cars'" in refused(unknown, out=tmp_path / "out", recipe=recipe)
-    assert "a-train.csv" in refused(suite, **options, settings=Settings(split="train"))
+    assert "a-train.csv" in refused(suite, **options, settings=StudySettings(split="train"))
     assert not (tmp_path / "out").exists()
 
 
@@ -175,7 +175,7 @@ def test_a_study_that_reads_experts_or_other_rows_says_so(suite, bundle, tmp_pat
 
     def error_of(*studies, given=suite):
         with pytest.raises(InputError) as error:
-            open_studies(list(studies), given, tmp_path / "out", Settings(), bundle=bundle)
+            open_studies(list(studies), given, tmp_path / "out", StudySettings(), bundle=bundle)
         return str(error.value)
 
     (tmp_path / "spam.csv").write_text("text,label\ncall,LABEL_0\n")
@@ -183,7 +183,7 @@ def test_a_study_that_reads_experts_or_other_rows_says_so(suite, bundle, tmp_pat
     assert error_of(study(needs_recipe=True)).startswith("study x: it reads the experts, which --recipe")
     assert "study x: it needs rows of the split 'validation'" in error_of(study(needs_validation=True), given=single)
     opened = open_studies(
-        [study(needs_validation=True), STUDIES["layers"]], single, tmp_path / "out", Settings(), bundle=bundle
+        [study(needs_validation=True), STUDIES["layers"]], single, tmp_path / "out", StudySettings(), bundle=bundle
     )
     assert [one.name for one in opened.studies] == ["layers"]
     assert list(opened.left_out) == ["x"]
@@ -313,7 +313,7 @@ def test_quick_takes_a_small_sample(suite, bundle, tmp_path):
 @pytest.mark.parametrize("name", ["scaling", "leave_one_out", "ablation"])
 def test_a_second_run_in_an_empty_folder_finds_the_same(name, suite, bundle, recipe, tmp_path, no_plots):
     first, second = (
-        run_studies(name, suite, tmp_path / str(i), bundle=bundle, recipe=recipe, settings=Settings(quick=True))[0]
+        run_studies(name, suite, tmp_path / str(i), bundle=bundle, recipe=recipe, settings=StudySettings(quick=True))[0]
         for i in range(2)
     )
     assert first.finding.rows == second.finding.rows and first.finding.verdict == second.finding.verdict

@@ -9,7 +9,7 @@ import massmerge
 from massmerge.evaluation.prepared import prepare_evaluation
 from massmerge.model.calibrate import calibrate
 from massmerge.research.studies.run import run_studies
-from massmerge.research.studies.settings import Settings
+from massmerge.research.studies.settings import StudySettings
 from models import image_bundle, with_options
 from study_suite import study_bundle, write_study_suite
 
@@ -57,7 +57,7 @@ def evaluated(bundle, suite):
 def mass_values(bundle, suite, out, names, monkeypatch):
     """What studies say of MASS."""
     monkeypatch.setattr("massmerge.research.studies.result.write_report", lambda *args: None)
-    results = [run_studies(name, suite, out, bundle=bundle, settings=Settings(quick=True))[0] for name in names]
+    results = [run_studies(name, suite, out, bundle=bundle, settings=StudySettings(quick=True))[0] for name in names]
     return {result.study.name: result.finding.verdict.mass_value for result in results}
 
 

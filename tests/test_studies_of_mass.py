@@ -21,7 +21,7 @@ from massmerge.research.studies.book import AnswerBook, HeadAnswer, choose
 from massmerge.research.studies.fixed import accepted_tasks, fixed_pass
 from massmerge.research.studies.opening import open_studies
 from massmerge.research.studies.run import run_studies
-from massmerge.research.studies.settings import Settings
+from massmerge.research.studies.settings import StudySettings
 from models import with_options
 from study_suite import study_bundle, write_study_suite
 
@@ -46,7 +46,7 @@ def out(tmp_path_factory):
 @pytest.fixture(scope="module")
 def everything(suite, bundle, out):
     """Every study of this file, run once as `mass study all --quick --search` would."""
-    settings = Settings(quick=True, options={"search": True, "trials": 4})
+    settings = StudySettings(quick=True, options={"search": True, "trials": 4})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("massmerge.research.studies.run.STUDIES", {name: STUDIES[name] for name in OWN})
         results = run_studies("all", suite, out, bundle=bundle, recipe=bundle.parent / "recipe.yaml", settings=settings)
@@ -55,7 +55,7 @@ def everything(suite, bundle, out):
 
 @pytest.fixture(scope="module")
 def context(suite, bundle, out):
-    return open_studies([STUDIES["layers"]], suite, out, Settings(quick=True), bundle=bundle).context
+    return open_studies([STUDIES["layers"]], suite, out, StudySettings(quick=True), bundle=bundle).context
 
 
 @pytest.fixture
@@ -121,17 +121,17 @@ def fixed_bundle(bundle, tmp_path_factory):
 
 
 def test_a_fixed_model_made_from_factors_is_the_one_that_a_merge_writes(fixed_bundle, suite, tmp_path):
-    plain = open_studies([STUDIES["layers"]], suite, tmp_path, Settings(), bundle=fixed_bundle / "base").context
+    plain = open_studies([STUDIES["layers"]], suite, tmp_path, StudySettings(), bundle=fixed_bundle / "base").context
     accepted = accepted_tasks(plain, Redundancy(threshold=0.0))
     first = fixed_pass(plain, accepted, plain.model.stages.voters)
-    merged = open_studies([STUDIES["layers"]], suite, tmp_path, Settings(), bundle=fixed_bundle / "fixed").context
+    merged = open_studies([STUDIES["layers"]], suite, tmp_path, StudySettings(), bundle=fixed_bundle / "fixed").context
     batch = plain.model.core.batch([plain.row(sample) for sample in plain.samples[:8]])
     for ours, theirs in zip(first(batch), merged.model.stages.first.first_pass(batch), strict=True):
         torch.testing.assert_close(ours.rows, theirs.rows, atol=2e-4, rtol=2e-4)
 
 
 def test_the_filter_leaves_out_what_it_leaves_out_of_a_bundle(fixed_bundle, suite, tmp_path):
-    plain = open_studies([STUDIES["layers"]], suite, tmp_path, Settings(), bundle=fixed_bundle / "base").context
+    plain = open_studies([STUDIES["layers"]], suite, tmp_path, StudySettings(), bundle=fixed_bundle / "base").context
     opened = massmerge.Bundle(fixed_bundle / "fixed")
     kept = accepted_tasks(plain, Redundancy(threshold=0.0))
     stored = opened.statistics["accepted"].bool()
@@ -143,7 +143,9 @@ def test_through_the_fixed_model_the_study_routes_as_a_bundle_with_it(
     fixed_bundle, suite, tmp_path, monkeypatch, no_plots
 ):
     monkeypatch.setattr("massmerge.research.studies.redundancy._QUICK", (0.0, 0.9))
-    (result,) = run_studies("redundancy", suite, tmp_path, bundle=fixed_bundle / "base", settings=Settings(quick=True))
+    (result,) = run_studies(
+        "redundancy", suite, tmp_path, bundle=fixed_bundle / "base", settings=StudySettings(quick=True)
+    )
     (row,) = rows_of(result, filter="cosine", threshold=0.0)
     found = massmerge.evaluate(fixed_bundle / "fixed", suite, oracle=False)
     assert row["vote"]["tasks"] == figures(found, "routing")
@@ -292,11 +294,11 @@ def test_where_mass_does_not_win_the_report_says_so_and_why(everything, out):
 def test_a_second_run_computes_nothing_and_finds_the_same(everything, suite, bundle, out, monkeypatch, no_plots):
     monkeypatch.setattr("massmerge.research.studies.scores._score", None)
     monkeypatch.setattr(massmerge.Model, "answer", None)
-    settings = Settings(quick=True, options={"search": True, "trials": 4})
+    settings = StudySettings(quick=True, options={"search": True, "trials": 4})
     recipe = bundle.parent / "recipe.yaml"
     for name in ("sweep", "redundancy"):
         (again,) = run_studies(name, suite, out, bundle=bundle, recipe=recipe, settings=settings if name == "sweep" else
-                               Settings(quick=True))  # fmt: skip
+                               StudySettings(quick=True))  # fmt: skip
         assert json.dumps(again.finding.rows) == json.dumps(everything[name].finding.rows)
         assert again.finding.verdict == everything[name].finding.verdict
 
@@ -311,10 +313,10 @@ def test_a_search_tries_the_default_first_and_confirms_the_best_on_other_rows(ev
 
 
 def test_a_search_elsewhere_or_without_optuna_or_rows_is_refused(suite, bundle, tmp_path, monkeypatch):
-    settings = Settings(options={"search": True})
+    settings = StudySettings(options={"search": True})
     with pytest.raises(InputError, match="--search belongs to the study sweep"):
         run_studies("layers", suite, tmp_path, bundle=bundle, settings=settings)
-    single = Settings(split="validation", options={"search": True})
+    single = StudySettings(split="validation", options={"search": True})
     with pytest.raises(InputError, match="study sweep: it needs rows of the split 'validation'"):
         run_studies("sweep", suite, tmp_path, bundle=bundle, settings=single)
     monkeypatch.setitem(sys.modules, "optuna", None)

@@ -19,7 +19,7 @@ from massmerge.research.studies.methods import method_rows
 from massmerge.research.studies.opening import open_studies
 from massmerge.research.studies.run import run_studies
 from massmerge.research.studies.scaling import counts
-from massmerge.research.studies.settings import Settings
+from massmerge.research.studies.settings import StudySettings
 from massmerge.research.studies.statics import StaticMerge, static_recipe, subset
 from models import dense_expert
 from study_suite import study_bundle, write_study_suite
@@ -46,14 +46,16 @@ def out(tmp_path_factory):
 
 
 def run(name, suite, out, bundle, recipe):
-    settings = Settings(quick=True)
+    settings = StudySettings(quick=True)
     return run_studies(name, suite, out, bundle=bundle, recipe=recipe, settings=settings)[0].to_dict()
 
 
 @pytest.fixture(scope="module")
 def context(suite, out, bundle, recipe):
     """Not a quick one: scales are chosen."""
-    return open_studies([STUDIES["methods"]], suite, out / "whole", Settings(), bundle=bundle, recipe=recipe).context
+    return open_studies(
+        [STUDIES["methods"]], suite, out / "whole", StudySettings(), bundle=bundle, recipe=recipe
+    ).context
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +91,7 @@ def test_mass_has_the_figures_of_its_own_answers(table, context, bundle):
     model = massmerge.load(bundle)
     rows = rows_of(table)
     assert rows["mass"]["task_unknown"]["tasks"] == shares(context, lambda x, task: model.predict(x)[0])
-    assert rows["mass, task told"]["task_told"]["tasks"] == shares(
+    assert rows["mass, task given"]["task_told"]["tasks"] == shares(
         context, lambda x, task: model.predict(x, task=task)[0]
     )
     assert rows["mass"]["bytes"] == Bundle(bundle).counted_bytes
@@ -97,7 +99,7 @@ def test_mass_has_the_figures_of_its_own_answers(table, context, bundle):
 
 def test_the_base_and_the_experts_stand_beside_the_methods(table, context):
     rows = rows_of(table)
-    assert list(rows) == ["base", "task_arithmetic", "tsv_m", "smile_1", "mass", "mass, task told", "experts"]
+    assert list(rows) == ["base", "task_arithmetic", "tsv_m", "smile_1", "mass", "mass, task given", "experts"]
     assert rows["experts"]["task_told"]["tasks"] == context.references
     assert rows["experts"]["task_told"]["normalised"] == pytest.approx(1.0) or 0 in context.references.values()
     assert rows["base"]["of_the_base"] == pytest.approx(1.0, abs=0.05) and rows["experts"]["of_the_base"] > 2.8
@@ -115,7 +117,7 @@ def test_a_quick_run_does_not_call_itself_all_methods(table, out):
 def test_a_second_run_computes_nothing_and_gives_the_same_rows(table, suite, out, bundle, recipe, monkeypatch):
     monkeypatch.setattr(compared, "_run", lambda *_: pytest.fail("computed again"))
     monkeypatch.setattr(compared, "_run_mass", lambda *_: pytest.fail("computed again"))
-    settings = Settings(quick=True)
+    settings = StudySettings(quick=True)
     again = open_studies([STUDIES["methods"]], suite, out, settings, bundle=bundle, recipe=recipe).context
     base = Bundle(bundle, check=False).base_bytes
     assert [row.plain(base) for row in method_rows(again, [])] == table["rows"]
@@ -140,7 +142,7 @@ def test_a_scale_is_the_one_that_does_best_on_validation_rows(context, recipe, t
 
 
 def test_without_a_validation_split_the_scale_is_the_published_one(suite, bundle, recipe, tmp_path):
-    settings = Settings(split="validation")
+    settings = StudySettings(split="validation")
     same = open_studies([STUDIES["methods"]], suite, tmp_path, settings, bundle=bundle, recipe=recipe).context
     assert StaticMerge(same, "task_arithmetic").scale == (0.3, False)
 
@@ -170,7 +172,7 @@ def test_scaling_measures_each_merge_on_its_own_tasks(suite, out, bundle, recipe
 def test_the_numbers_of_tasks_go_from_two_to_all_in_at_most_eight_steps():
     class Context:
         def __init__(self, tasks, quick=False):
-            self.tasks, self.settings = ["t"] * tasks, Settings(quick=quick)
+            self.tasks, self.settings = ["t"] * tasks, StudySettings(quick=quick)
 
     assert counts(Context(8)) == [2, 3, 4, 5, 6, 7, 8]
     assert counts(Context(20))[0] == 2 and counts(Context(20))[-1] == 20 and len(counts(Context(20))) == 8

@@ -20,7 +20,7 @@ from massmerge.recipe import Recipe
 from massmerge.research.peers import PEERS
 from massmerge.research.peers.options import parse_options
 from massmerge.research.studies.compute import operations, time_ratios
-from massmerge.research.studies.context import Settings
+from massmerge.research.studies.context import StudySettings
 from massmerge.research.studies.run import run_studies
 from models import FAMILIES, dense_expert, family_bundle, logits_of, rows_of
 from study_suite import study_bundle, write_study_suite
@@ -44,7 +44,7 @@ def run(bundle, suite, tmp_path_factory):
 
     @cache
     def found(name, again=0):
-        options = {"bundle": bundle, "recipe": bundle.parent / "recipe.yaml", "settings": Settings(quick=True)}
+        options = {"bundle": bundle, "recipe": bundle.parent / "recipe.yaml", "settings": StudySettings(quick=True)}
         return run_studies(name, suite, out, **options)[0].to_dict()
 
     return found
@@ -143,7 +143,7 @@ def test_the_work_of_models_whose_weights_are_packed_is_that_of_their_products(r
     monkeypatch.setattr("massmerge.research.studies.result.write_report", lambda *args: None)
     monkeypatch.setattr("massmerge.research.studies.storage.PEERS", {"smile_2": PEERS["smile_2"]})
     large = study_bundle(root, "large", **LARGE)
-    options = {"bundle": large, "recipe": large.parent / "recipe.yaml", "settings": Settings(quick=True)}
+    options = {"bundle": large, "recipe": large.parent / "recipe.yaml", "settings": StudySettings(quick=True)}
     (result,) = run_studies("storage", suite, tmp_path, **options)
     work = {row["method"]: row["forwards"] for row in result.finding.rows}
     # Factors of rank 12 and gates of 16 vectors for 3 tasks, beside matrices of 256 by 256 and 256 by 512.

@@ -17,7 +17,7 @@ from massmerge.evaluation.scales import choose_scale, with_scale
 from massmerge.recipe import MergeOptions
 from massmerge.research.studies import STUDIES
 from massmerge.research.studies.run import run_studies
-from massmerge.research.studies.settings import Settings
+from massmerge.research.studies.settings import StudySettings
 from models import FAMILIES
 
 WORDS = ["free", "win", "prize", "call", "meeting", "report", "goal", "team", "vote", "law", "cell", "star"]
@@ -79,7 +79,7 @@ def folder(request, tmp_path_factory):
 
 
 def study(folder, name: str):
-    settings = Settings(quick=name not in ("methods", "oracle"), limit=3)
+    settings = StudySettings(quick=name not in ("methods", "oracle"), limit=3)
     return run_studies(name, folder / "suite.yaml", folder / "study", recipe=folder / "recipe.yaml", settings=settings)
 
 
@@ -91,7 +91,7 @@ def test_the_papers_table_is_one_command(folder):
     rows = {row["method"]: row for row in json.loads(done.stdout)["rows"]}
     assert rows.keys() >= GLUE_TABLE
     assert rows["experts"]["task_told"]["mean"] == 1, "the right answers are the experts' own texts"
-    assert rows["mass, task told"]["task_told"]["mean"] == 1, "at full rank, MASS told the task is the expert"
+    assert rows["mass, task given"]["task_told"]["mean"] == 1, "at full rank, MASS told the task is the expert"
     for name in ("average", "ties", "smile_1", "wemoe", "mass"):
         assert rows[name]["task_unknown"] == rows[name]["task_told"], "a text needs no head"
     assert rows["average"]["of_the_base"] == pytest.approx(1, abs=0.2)

@@ -61,8 +61,8 @@ def test_a_suite_is_called_after_its_file_unless_it_has_a_name(tmp_path):
         ("tasks:\n  one: {data: a.csv, input: x, reference: 0}", "greater than 0"),
         ("tasks:\n  one: {data: a.csv, input: x, positive: a}", "positive belongs to metric: f1"),
         (SMALL + "shared_labels: [[one, two/a]]", "'one' in shared_labels: write task/label"),
-        (SMALL + "  one: {data: b.csv, input: text}", "suite.yaml:3: the key 'one' stands there twice"),
-        ("tasks: {}", "suite.yaml:1: 'tasks' is empty; name at least one"),
+        (SMALL + "  one: {data: b.csv, input: text}", "suite.yaml:3: the key 'one' occurs twice"),
+        ("tasks: {}", "suite.yaml:1: 'tasks' is empty; give at least one"),
         ("name: x", "'tasks' is missing"),
         ("tasks:\n  one: {data: a/{split}.csv, input: x}", "suite.yaml:2: not valid YAML"),
         ("- a", "a suite is a mapping with the key tasks"),
@@ -105,9 +105,11 @@ def test_the_split_takes_its_place_in_the_path():
 
 
 def test_a_split_that_nothing_can_be_chosen_by_is_refused():
-    with pytest.raises(InputError, match=r"the split 'validation' was asked for, but this names one file"):
+    with pytest.raises(
+        InputError, match=r"the split 'validation' was requested, but the path is the same for every split"
+    ):
         SuiteTask(data="a.csv", input="x").place("validation")
-    with pytest.raises(InputError, match=r"the suite says split: test"):
+    with pytest.raises(InputError, match=r"the suite sets split: test"):
         SuiteTask(dataset="me/d", split="test", input="x").place("validation")
 
 

@@ -40,7 +40,7 @@ def test_class_labels_of_a_saved_dataset_are_names_and_an_empty_cell_is_told(tmp
     labelled().save_to_disk(tmp_path / "saved")
     inputs, labels = read_rows(tmp_path, dataset="saved", input="text")
     assert inputs[:2] == ["first", "second"] and labels == ["x", "y", "y"]
-    assert "the cell of the text is empty" in str(inputs[2])
+    assert "the text cell is empty" in str(inputs[2])
 
 
 def test_a_saved_dataset_with_splits_gives_the_one_that_is_asked_for(tmp_path):
@@ -49,7 +49,7 @@ def test_a_saved_dataset_with_splits_gives_the_one_that_is_asked_for(tmp_path):
     both.save_to_disk(tmp_path / "saved")
     assert read_rows(tmp_path, dataset="saved", input="text")[0] == ["first"]
     assert read_rows(tmp_path, dataset="saved", input="text", options={"split": "validation"})[0] == ["second"]
-    with pytest.raises(InputError, match=r"saved \(split 'train'\): not to be had from datasets"):
+    with pytest.raises(InputError, match=r"saved \(split 'train'\): not available from datasets"):
         read_rows(tmp_path, dataset="saved", input="text", options={"split": "train"})
 
 
@@ -99,14 +99,14 @@ def test_a_picture_that_is_broken_costs_its_row_alone(tmp_path):
     rows.save_to_disk(tmp_path / "saved")
     inputs = read_rows(tmp_path, ("x",), image=True, dataset="saved", input="image")[0]
     assert int(np.asarray(inputs[0])[0, 0]) == 9
-    assert "not an image that can be read" in str(inputs[1]) and "empty" in str(inputs[2])
+    assert "not a readable image" in str(inputs[1]) and "empty" in str(inputs[2])
 
 
 def test_missing_columns_configurations_and_ids_are_named(tmp_path):
     labelled().save_to_disk(tmp_path / "saved")
     with pytest.raises(InputError, match=r"saved \(test\): no column 'body'; there are 'text', 'label'"):
         read_rows(tmp_path, dataset="saved", input="body")
-    with pytest.raises(InputError, match=r"me/nothing \(split 'test'\): not to be had from datasets"):
+    with pytest.raises(InputError, match=r"me/nothing \(split 'test'\): not available from datasets"):
         read_rows(tmp_path, dataset="me/nothing", input="text")
 
 

@@ -33,8 +33,11 @@ def test_a_file_that_is_missing_is_an_error_with_those_beside_it(tmp_path):
     ("more", "message"),
     [
         ({"folder": "gone"}, r"gone: no such folder"),
-        ({"folder": "empty"}, r"empty: no files by class in it\. Make a folder for each class"),
-        ({"data": "t.xlsx", "input": "a"}, r"a table is a file that ends in \.csv, \.jsonl, \.parquet, \.tsv"),
+        ({"folder": "empty"}, r"empty: contains no class folders\. Create one folder per class"),
+        (
+            {"data": "t.xlsx", "input": "a"},
+            r"not a supported table\. Use a file that ends in \.csv, \.jsonl, \.parquet, \.tsv",
+        ),
         ({"data": "none.csv", "input": "text"}, r"none\.csv: has no rows\. A task needs at least one\."),
         ({"data": "hole.csv", "input": "text"}, r"hole\.csv:2: has no label \(1 of 3 rows\)\. Fill it in, or remove"),
         ({"data": "bad.jsonl", "input": "text"}, r"row 2 of .*bad\.jsonl: not valid JSON"),
@@ -84,7 +87,7 @@ def test_spearman_needs_numbers_and_a_head_with_one_output(tmp_path):
     more = {"data": "t.csv", "input": "text", "metric": "spearman"}
     with pytest.raises(InputError, match="is for heads with one output; this one has 2: x, y"):
         read_rows(tmp_path, **more)
-    with pytest.raises(InputError, match=r"t\.csv:2: 'much' is no number"):
+    with pytest.raises(InputError, match=r"t\.csv:2: 'much' is not a number"):
         read_rows(tmp_path, ("LABEL_0",), **more)
 
 

@@ -43,8 +43,8 @@ def test_pictures_of_a_table_are_bytes_or_structs_or_paths_relative_to_it(tmp_pa
         for name in ("bytes", "struct", "path")
     }
     assert found["bytes"][0].size == (4, 3)
-    assert "not an image that can be read" in str(found["bytes"][1])
-    assert "the cell of the picture is empty" in str(found["bytes"][2])
+    assert "not a readable image" in str(found["bytes"][1])
+    assert "the image cell is empty" in str(found["bytes"][2])
     assert found["struct"][0].size == (4, 3)
     assert found["struct"][1] == found["path"][0] == tmp_path / "sub" / "p.png"
     assert "empty" in str(found["struct"][2]) and "empty" in str(found["path"][2])
@@ -73,7 +73,7 @@ def test_a_file_that_lies_in_no_class_is_named(tmp_path):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "1.png").write_bytes(png())
     (tmp_path / "stray.png").write_bytes(png())
-    with pytest.raises(InputError, match=r"stray\.png: lies in no class\. Put it into the folder of its class"):
+    with pytest.raises(InputError, match=r"stray\.png: is not in a class folder\. Move it to"):
         read_rows(tmp_path, image=True, folder=".")
 
 
@@ -122,7 +122,7 @@ def datasets(monkeypatch):
 def test_an_id_of_datasets_gives_the_names_of_its_class_labels(tmp_path, datasets):
     inputs, labels = read_rows(tmp_path, dataset="me/d@v2", config="small", input="text")
     assert inputs[:2] == ["first", "second"]
-    assert "the cell of the text is empty" in str(inputs[2])
+    assert "the text cell is empty" in str(inputs[2])
     assert labels == ["x", "y", "y"]
     assert datasets.asked == [("me/d", "small", "test", "v2")]
 
@@ -144,13 +144,13 @@ def test_pictures_that_are_stored_transposed_are_turned(tmp_path, datasets):
     rows[:] = [{"text": {"bytes": content.getvalue()}, "label": 0}, {"text": {"bytes": b"no picture"}, "label": 1}]
     turned, broken = read_rows(tmp_path, image=True, dataset="me/d", input="text", transposed=True)[0]
     assert (np.asarray(turned) == picture.T).all()
-    assert "cannot be read as a picture" in str(broken)
+    assert "not a readable image" in str(broken)
     with pytest.raises(InputError, match="transposed belongs to dataset"):
         Suite.parse("tasks: {t: {folder: f, transposed: true}}")
 
 
 def test_a_split_that_the_dataset_lacks_is_named(tmp_path, datasets):
-    with pytest.raises(InputError, match=r"me/d \(split 'validation'\): not to be had from datasets \(Unknown split"):
+    with pytest.raises(InputError, match=r"me/d \(split 'validation'\): not available from datasets \(Unknown split"):
         read_rows(tmp_path, dataset="me/d", input="text", options={"split": "validation"})
 
 
@@ -160,7 +160,7 @@ def test_a_dataset_that_was_saved_without_splits_gives_none_that_is_asked_for(tm
     datasets.load_from_disk = lambda path: datasets.load_dataset(path, None, split="test", revision=None)
     assert read_rows(tmp_path, dataset="saved", input="text")[1] == ["x", "y", "y"]
     with pytest.raises(
-        InputError, match=r"the split 'validation' was asked for, but this dataset was saved without splits"
+        InputError, match=r"the split 'validation' was requested, but this dataset was saved without splits"
     ):
         read_rows(tmp_path, dataset="saved", input="text", options={"split": "validation"})
 

@@ -156,5 +156,5 @@ def test_a_file_cut_after_its_header_was_read_is_told_when_its_data_is_read(tmp_
     write_tensors(path, {"x": torch.ones(4)})
     info = read_header(path)["x"]
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(InputError, match="cut short"):
+    with pytest.raises(InputError, match="truncated"):
         read_tensor(info)

@@ -214,7 +214,7 @@ def test_verify_finds_a_hole_in_a_signed_file_of_tensors(bundle):
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"hidden!!" + data[8 + length :])
     resign(bundle)
     done = CliRunner().invoke(main, ["verify", str(bundle)])
-    assert done.exit_code == 1 and "tasks/spam/factors.safetensors: damaged: a hole before" in done.output, done.output
+    assert done.exit_code == 1 and "tasks/spam/factors.safetensors: damaged: a gap before" in done.output, done.output
 
 
 def test_fewer_labels_than_outputs_are_refused_when_the_bundle_is_loaded(bundle):

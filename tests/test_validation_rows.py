@@ -13,7 +13,7 @@ from massmerge.recipe import Recipe
 from massmerge.research.studies import STUDIES
 from massmerge.research.studies.opening import open_studies
 from massmerge.research.studies.run import run_studies
-from massmerge.research.studies.settings import Settings
+from massmerge.research.studies.settings import StudySettings
 from massmerge.research.studies.statics import StaticMerge
 from study_suite import TASKS, WORDS, study_bundle
 
@@ -77,13 +77,13 @@ def test_a_task_may_say_its_own_share():
 )
 def test_splits_share_rows_if_they_lie_in_one_place_and_are_not_parts_of_it(measured, more, shared):
     suite = Suite.model_validate({"tasks": {"a": {"dataset": "d", "input": "text", **more}}})
-    words = r"split 'validation' of a has the rows that are measured.*`validation: 0\.1`"
+    words = r"split 'validation' of a contains the rows being measured.*`validation: 0\.1`"
     with pytest.raises(InputError, match=words) if shared else nullcontext():
         suite.refuse_measured_rows(measured)
 
 
 def test_studies_fit_nothing_on_the_rows_that_they_measure(root, tmp_path):
-    bundle, settings = study_bundle(root), Settings()
+    bundle, settings = study_bundle(root), StudySettings()
     recipe = bundle.parent / "recipe.yaml"
     path = write_suite(tmp_path, write_glue(tmp_path))
     with pytest.raises(InputError, match=r"study routers: it needs rows of the split 'validation'.*that are measured"):
@@ -94,7 +94,9 @@ def test_studies_fit_nothing_on_the_rows_that_they_measure(root, tmp_path):
 
 def test_studies_take_a_share_of_the_training_rows_instead(root, tmp_path):
     path = write_suite(tmp_path, write_glue(tmp_path, validation=0.25))
-    context = open_studies([STUDIES["routers"]], path, tmp_path / "out", Settings(), bundle=study_bundle(root)).context
+    context = open_studies(
+        [STUDIES["routers"]], path, tmp_path / "out", StudySettings(), bundle=study_bundle(root)
+    ).context
     measured = {context.input(sample) for sample in context.samples}
     other = context.validation
     support = [item for items in context.support(16).values() for item in items]
@@ -107,7 +109,7 @@ def test_the_scale_of_a_static_merge_is_not_chosen_on_the_rows_that_are_measured
     recipe = Recipe.load(folder / "recipe.yaml")
     recipe = Recipe.model_validate({**recipe.model_dump(exclude={"merge"}), "merge": {"method": "task_arithmetic"}})
     path = write_suite(tmp_path, write_glue(tmp_path))
-    with pytest.raises(InputError, match=r"a, b, c has the rows that are measured"):
+    with pytest.raises(InputError, match=r"a, b, c contains the rows being measured"):
         choose_scale(recipe, path, tmp_path / "work", folder=folder)
     assert not (tmp_path / "work").exists()
     path = write_suite(tmp_path, Suite.load(path).model_copy(update={"validation": 0.25}))

@@ -154,7 +154,7 @@ def test_a_bundle_in_half_precision_is_right(tmp_path, dtype):
 
 def test_experts_that_are_not_found_are_named_with_the_option_that_helps(family, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"no such file or folder(.|\n)*--folder names another place"):
+    with pytest.raises(InputError, match=r"no such file or folder(.|\n)*use --folder to change that"):
         verify_bundle(family / "out", experts=True)
 
 

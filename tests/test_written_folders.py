@@ -181,7 +181,7 @@ def test_what_was_moved_aside_stays_when_something_else_has_taken_its_place(bund
     bundle.rename(moved)
     shutil.copytree(other, bundle)
     monkeypatch.setattr(massmerge.bundle.work_folder, "exchange", lambda *_: False)
-    with pytest.raises(MassError, match="Move one of the two away"):
+    with pytest.raises(MassError, match="Move one of the two elsewhere"):
         massmerge.remove(bundle, "a")
     assert contents(moved) == before and contents(bundle) == contents(other)
 
@@ -260,7 +260,7 @@ def test_a_merge_does_not_replace_what_was_put_at_its_target_meanwhile(tmp_path)
             (tmp_path / "out").mkdir()
             (tmp_path / "out" / "notes.txt").write_text("mine")
 
-    with pytest.raises(MassError, match=r"something was put there meanwhile\. Move it away"):
+    with pytest.raises(MassError, match=r"something was created there during the run\. Move it elsewhere"):
         merge(recipe, tmp_path / "out", workers=1, progress=Meanwhile())
     assert contents(tmp_path / "out") == {"notes.txt": b"mine"}
     shutil.rmtree(tmp_path / "out")

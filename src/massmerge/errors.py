@@ -1,4 +1,4 @@
-"""What can go wrong, in words for the person who reads them."""
+"""Errors, with messages for the person who reads them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 
 class MassError(Exception):
-    """The work failed: a full disk, a file that vanished, a difference that verification found. Exit code 1."""
+    """The work failed: a full disk, a file that disappeared, a difference that verification found. Exit code 1."""
 
 
 class InputError(MassError):
@@ -32,7 +32,7 @@ class Problem:
 
 
 def problems_error(problems: Iterable[Problem]) -> InputError:
-    """All problems as one error, a line each."""
+    """All problems as one error, one per line."""
     return InputError("\n".join(str(p) for p in problems))
 
 

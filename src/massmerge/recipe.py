@@ -11,7 +11,7 @@ import yaml
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from massmerge.io import yaml_file
-from massmerge.io.yaml_file import Part
+from massmerge.io.yaml_file import Section
 
 TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _WINDOWS_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
@@ -39,14 +39,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 _Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
-class Redundancy(Part):
-    """Which tasks are left out of the fixed model because an earlier one already stands for them."""
+class Redundancy(Section):
+    """Which tasks are left out of the fixed model because an earlier task already covers them."""
 
     metric: Literal["cosine", "angles"] = "cosine"
     threshold: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.3
 
 
-class MergeOptions(Part):
+class MergeOptions(Section):
     """How the experts become one. An option that the method does not have is an error."""
 
     method: Method = "mass"
@@ -80,7 +80,7 @@ class MergeOptions(Part):
         share = isinstance(rank, float) and 0.0 < rank < 1.0
         if rank is None or rank == "1/T" or whole or share:
             return rank
-        raise ValueError("a rank is 1/T, a whole number from 1 on, or a share of energy between 0 and 1")
+        raise ValueError("a rank is 1/T, a positive integer, or a share of energy between 0 and 1")
 
     @field_validator("*", mode="before")
     @classmethod
@@ -89,7 +89,7 @@ class MergeOptions(Part):
         if method is None or name == "method" or value is None or name in _DEFAULTS[method]:
             return value
         known = list(_DEFAULTS[method])
-        raise ValueError(f"is no option of {method}, which has {', '.join(known) if known else 'none'}")
+        raise ValueError(f"is not an option of {method}; its options are {', '.join(known) if known else 'none'}")
 
     @model_validator(mode="before")
     @classmethod
@@ -119,7 +119,7 @@ class MergeOptions(Part):
         return {name: getattr(self, name) for name in _DEFAULTS[self.method]}
 
 
-class LinearHead(Part):
+class FileHead(Section):
     """A linear head given as a file: `weight (labels, features)`, optionally `bias`."""
 
     weights: str
@@ -131,35 +131,35 @@ class LinearHead(Part):
     """What it reads: the backbone's pooled output, its first token, or the mean over real tokens."""
 
 
-class TextHead(Part):
+class TextHead(Section):
     """A head made of texts by the base's text tower: one embedding a class, the mean over the templates."""
 
     classes: str | list[str]
-    """What the images show, as the templates name it: a list, or a file with one a line."""
+    """What the images show, as the templates name it: a list, or a file with one per line."""
     templates: str | list[str] = "photo"
-    """Sentences with a place `{}` for the class: a list, a file with one a line, or the name of a set."""
+    """Sentences with a place `{}` for the class: a list, a file with one per line, or the name of a set."""
 
 
 def _head_kind(value: Any) -> str:
-    """Which kind of head a mapping means, so that faults are told in the words of that kind."""
+    """Which kind of head a mapping means, so that errors name the keys of that kind."""
     keys = value if isinstance(value, dict) else {type(value).__name__}
     return "text" if {"classes", "templates", "TextHead"} & set(keys) else "linear"
 
 
-class TaskRecipe(Part):
+class TaskRecipe(Section):
     """One expert, its head and its labels."""
 
     name: str
     expert: str
     head: (
         Annotated[
-            Annotated[LinearHead, Tag("linear")] | Annotated[TextHead, Tag("text")],
+            Annotated[FileHead, Tag("linear")] | Annotated[TextHead, Tag("text")],
             Discriminator(_head_kind),
         ]
         | None
     ) = None
     labels: str | list[str] | None = None
-    """Names of the labels, or a file with one a line; instead of those in the expert's config.json."""
+    """Names of the labels, or a file with one per line; instead of those in the expert's config.json."""
     problem_type: ProblemType | None = None
     """What the head's outputs mean, in Hugging Face's words; instead of what the expert's config.json says."""
 
@@ -172,7 +172,9 @@ class TaskRecipe(Part):
 def task_name(name: str) -> str:
     """The name, if a folder can have it."""
     if not TASK_NAME.fullmatch(name) or _WINDOWS_NAMES.fullmatch(name) or name.endswith("."):
-        raise ValueError(f"{name!r} is no folder name: use letters, digits, '_', '-' and '.', up to 100 of them")
+        raise ValueError(
+            f"{name!r} is not a valid task name: use letters, digits, '_', '-' and '.', at most 100 of them"
+        )
     return name
 
 
@@ -191,7 +193,7 @@ def names_differ(tasks: list[TaskRecipe]) -> list[TaskRecipe]:
     return tasks
 
 
-class RouterOptions(Part):
+class RouterOptions(Section):
     """How an input finds its task."""
 
     kind: Literal["projection", "nearest", "prototype", "mlp"] = "projection"
@@ -205,7 +207,7 @@ class RouterOptions(Part):
     unsure: Annotated[float, Field(ge=0.0)] = 0.3
     """With `site: auto` on images: an input whose best task leads by less is looked at again in all blocks."""
     candidates: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    """How many tasks answer an input that is still unsure; auto: 4 on images that are looked at again, else 1."""
+    """How many tasks answer an input that is still unclear; auto: 4 for images that get a second look, else 1."""
     confidence: Annotated[float, Field(ge=0.0)] = 0.5
     """What a head's full certainty is worth then, in standard deviations of the vote."""
     top_k: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
@@ -214,7 +216,7 @@ class RouterOptions(Part):
 MergeKind = Literal["orthogonal", "plain", "weighted"]
 
 
-class AnswerOptions(Part):
+class AnswerOptions(Section):
     """How a selected set becomes an answer."""
 
     merge: MergeKind = "orthogonal"
@@ -225,7 +227,7 @@ class AnswerOptions(Part):
     """The router's say in `logit_and_weight`: logit + weight · log(router's weight)."""
 
 
-class Unknown(Part):
+class Unknown(Section):
     """When to answer that an input belongs to no task. Both are off at 0."""
 
     lift: Annotated[float, Field(ge=0.0)] = 0.0
@@ -234,7 +236,7 @@ class Unknown(Part):
     """Abstain if the voters agree less than this on the best task; 1 is complete agreement."""
 
 
-class Recipe(Part):
+class Recipe(Section):
     """What to merge, and how. Unknown keys are errors."""
 
     base: str

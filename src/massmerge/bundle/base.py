@@ -33,7 +33,7 @@ def referenced_base(bundle: Bundle, config: PretrainedConfig, *, check: bool) ->
     try:
         base = narrow(open_base(find_source(said["location"], Path(), download=True)), build(config, said["class"]))
     except InputError as error:
-        raise InputError(f"{bundle.path}: its base is kept by reference, and is not to be had: {error}") from None
+        raise InputError(f"{bundle.path}: its base is stored by reference and is not available: {error}") from None
     if check and base_sha256(base) != said["sha256"]:
         raise InputError(f"{bundle.path}: its base, {said['location']}, has changed since the merge. Merge again.")
     return base

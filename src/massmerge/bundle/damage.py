@@ -1,7 +1,7 @@
 """Whether the files of a bundle are what its manifest says when it is loaded, and stay so while it answers.
 
 Small files are read once, and compared with their SHA-256 before. To compare the large ones, whose tensors are mapped, takes
-about as long as to load the base: a thread does it meanwhile, by CRC-32 before the first answer and by SHA-256 after it.
+about as long as to load the base: a thread does it in parallel, by CRC-32 before the first answer and by SHA-256 after it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DamageWatch:
         self._bundle.refuse_damage(self._faults + [f"{name}: changed while it was in use" for name in changed])
 
     def refuse_replaced(self) -> None:
-        """Raise an error if other files stand under the names by now than those that are watched."""
+        """Raise an error if a watched file has been replaced by another one."""
         pairs = [(name, os.fstat(file.fileno()), self._bundle.path / name) for name, file in self._files.items()]
         replaced = [name for name, seen, path in pairs if not (path.exists() and os.path.samestat(seen, path.stat()))]
         self._bundle.refuse_damage([f"{name}: replaced while the bundle was loaded" for name in replaced])

@@ -1,4 +1,4 @@
-"""What a bundle holds: sizes, ranks, kept energy, similarity of its tasks, and what the redundancy filter left out."""
+"""What a bundle holds: sizes, ranks, energy kept, similarity of its tasks, and what the redundancy filter left out."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Inspection:
     ratio: float
     tasks: tuple[TaskReport, ...]
     blocks: dict[str, list[float]]
-    """For each block of the network, the kept energy of each task; NaN-free: 1 where a task changes nothing."""
+    """For each block of the network, the energy kept of each task; never NaN: 1 where a task changes nothing."""
     similarity: list[list[float]]
     """Cosines of the tasks' deltas, all factored matrices together."""
     overlap: list[list[float]] | None
@@ -73,8 +73,25 @@ class Inspection:
         return asdict(self)
 
 
-def inspect_bundle(bundle: Bundle) -> Inspection:
-    """Look into a bundle; headers, its small statistics and the factors at the voting sites are read."""
+def inspect_bundle(bundle: Bundle | str | Path, *, plot: str | Path | None = None) -> Inspection:
+    """Report what a bundle holds: sizes, ranks, energy kept, and how similar its tasks are.
+
+    Only headers, small statistics and the factors at the voting sites are read.
+
+    Args:
+        bundle: the bundle, or its folder.
+        plot: draw energy kept and similarity to this file (.png, .svg or .pdf).
+
+    Raises:
+        InputError: not a bundle, or the name of the plot ends otherwise.
+    """
+    report = _inspection(bundle if isinstance(bundle, Bundle) else Bundle(bundle))
+    if plot is not None:
+        plot_inspection(report, plot)
+    return report
+
+
+def _inspection(bundle: Bundle) -> Inspection:
     norm, energy = bundle.statistics["norm"].double(), bundle.statistics["energy"].double()
     accepted, names = bundle.statistics["accepted"].bool(), list(bundle.ranks)
     if FIXED not in bundle.manifest["files"]:
@@ -163,14 +180,14 @@ def cosine_text(value: float) -> str:
 
 
 def plot_inspection(report: Inspection, path: str | Path) -> None:
-    """Draw kept energy by task and block, and the similarity of the tasks.
+    """Draw energy kept by task and block, and the similarity of the tasks.
 
     Raises:
         InputError: the file's name does not end in a format that can be drawn.
         MassError: matplotlib is missing.
     """
     if Path(path).suffix not in _PLOT_FORMATS:
-        raise InputError(f"{path}: a plot is drawn to a file that ends in {', '.join(_PLOT_FORMATS)}.")
+        raise InputError(f"{path}: not a supported plot format. Use {', '.join(_PLOT_FORMATS)}.")
     try:
         import matplotlib
     except ImportError:

@@ -52,11 +52,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         moved = work_folder(folder) / MOVED
         if moved.is_dir():
             raise InputError(
-                f"{folder}: a command that was replacing it was killed; what was there is in {moved}. Run it again."
+                f"{folder}: the command that was replacing it was interrupted; the previous bundle is in "
+                f"{moved}. Run that command again."
             )
         raise InputError(f"{folder}: no such folder.")
     if not path.is_file():
-        raise InputError(f"{folder}: not a bundle (no {MANIFEST} in it). `mass merge recipe.yaml {folder}` makes one.")
+        raise InputError(
+            f"{folder}: not a bundle (no {MANIFEST} in it). `mass merge recipe.yaml {folder}` creates one."
+        )
     try:
         if path.stat().st_size > _MANIFEST_LIMIT:
             raise ValueError(f"{path.stat().st_size} bytes long")
@@ -76,7 +79,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if not _inside(folder, name):
             raise InputError(f"{path}: names {name!r}, which is outside of the bundle. Do not use this bundle.")
     if fault := manifest_fault(data):
-        raise InputError(f"{path}: not as a merge writes it: {fault}. Do not use it; merge again, or copy it again.")
+        raise InputError(
+            f"{path}: not a valid manifest: {fault}. Do not use it; merge again, or copy the bundle again."
+        )
     for place in map(PurePosixPath, data["files"]):
         refuse_code(folder / place.parent, [place.name] if place.name in CONFIGS else [])
     return data
@@ -97,7 +102,7 @@ def find_damage(
     *,
     sums: bool | Callable[[str], bool] = True,
 ) -> list[str]:
-    """Files that are not what the manifest says, by size and SHA-256; `progress` hears each name.
+    """Files that are not what the manifest says, by size and SHA-256; `progress` is called with each name.
 
     `sums` tells whether checksums are compared, or which files' are.
     """

@@ -1,7 +1,7 @@
-"""What a merge keeps in its work folder, so that a killed one can go on; and what it does with what is at its target.
+"""What a merge keeps in its work folder to be able to resume, and what it does with an existing target.
 
 .out.partial/
-  fingerprint     what is being merged; a different merge starts anew
+  fingerprint     what is being merged; a different merge starts over
   parts/          one file a finished tensor; its name ends in a checksum of the merge and the file's bytes
 """
 
@@ -96,7 +96,7 @@ class MergeFolder(WorkFolder):
 
 
 def recover(target: Path) -> None:
-    """Mend what a killed command has left beside a bundle: give it back, or remove what it has no use for.
+    """Clean up what an interrupted command left beside a bundle: restore it, or remove leftovers.
 
     While another command works there, nothing is done.
     """
@@ -119,10 +119,10 @@ def _fingerprint(folder: Path) -> str | None:
 
 
 def refuse_target(target: Path, fingerprint: str, *, overwrite: bool) -> bool:
-    """Whether the target already is the result of this very merge.
+    """Whether the target already is the result of this merge.
 
     Raises:
-        InputError: something else is there, which is not overwritten, or not without being told to.
+        InputError: something else is there, which is not overwritten, or only with `overwrite`.
     """
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return False
@@ -130,21 +130,26 @@ def refuse_target(target: Path, fingerprint: str, *, overwrite: bool) -> bool:
         manifest = read_manifest(target)
     except InputError as error:
         raise InputError(
-            f"{target}: exists and is no bundle that can be read; it is never overwritten. Choose another target, or "
+            f"{target}: exists and is not a readable bundle, so it is not overwritten. Choose another target, or "
             f"remove it yourself. ({str(error).partition('. ')[0]})"
         ) from None
     named = {target / MANIFEST, *(target / name for name in manifest["files"])}
     named |= {target / name for name in LEFT_OVER}
     foreign = [p.relative_to(target).as_posix() for p in sorted(target.rglob("*")) if not p.is_dir() and p not in named]
     if overwrite and foreign:
-        raise InputError(f"{target}: holds files that are not the bundle's; move them away:{listing(foreign)}")
+        raise InputError(
+            f"{target}: contains files that are not part of the bundle; move them elsewhere:{listing(foreign)}"
+        )
     if overwrite:
         return False
     if manifest.get("fingerprint") != fingerprint:
         raise InputError(
-            f"{target}: is a bundle of another recipe, or of sources that have changed since. `--overwrite` replaces it."
+            f"{target}: is a bundle made from another recipe or from sources that have changed since. Use "
+            "`--overwrite` to replace it."
         )
     faults = find_damage(target, manifest)
     if faults:
-        raise InputError(f"{target}: is this very bundle, but damaged:{listing(faults)}\n  `--overwrite` replaces it.")
+        raise InputError(
+            f"{target}: is the same bundle, but damaged:{listing(faults)}\n  Use `--overwrite` to replace it."
+        )
     return True

@@ -13,13 +13,13 @@ def problem_of(said: str | None, outputs: int) -> ProblemType:
     """What a head's outputs mean, by Hugging Face's `problem_type` and their number.
 
     Raises:
-        InputError: it predicts several numbers, which is no answer of any kind.
+        InputError: it predicts several numbers, which is not supported.
     """
     if said == "multi_label_classification":
         return "multi_label_classification"
     if said == "regression" and outputs > 1:
         raise InputError(
-            f"its head is a regression with {outputs} outputs; one output is supported. If these are labels, say "
+            f"its head is a regression with {outputs} outputs; one output is supported. If these are labels, set "
             "`problem_type: single_label_classification` or `multi_label_classification` in the recipe."
         )
     return "regression" if outputs == 1 else "single_label_classification"

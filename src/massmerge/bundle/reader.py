@@ -67,7 +67,7 @@ class Bundle:
         if self.manifest.get("method") != "mass":
             opener = auto_class(str(self.manifest.get("base", {}).get("class")))
             raise InputError(
-                f"{path}: a {self.manifest.get('method')} merge, which is an ordinary checkpoint and no bundle. "
+                f"{path}: a {self.manifest.get('method')} merge, which is an ordinary checkpoint, not a bundle. "
                 f"Load it with transformers: {opener}.from_pretrained({str(path)!r})."
             )
         if check:
@@ -107,7 +107,7 @@ class Bundle:
     def file(self, name: str) -> Path:
         """A file of the bundle; what the manifest does not name is never read."""
         if name not in self.manifest["files"]:
-            raise InputError(f"{self.path}: its manifest names no {name}. Merge again, or copy the bundle again.")
+            raise InputError(f"{self.path}: its manifest does not list {name}. Merge again, or copy the bundle again.")
         return self.path / name
 
     @cached_property
@@ -115,7 +115,7 @@ class Bundle:
         """The recipe that the bundle was made by."""
         recipe = Recipe.load(self.file(RECIPE))
         if [task.name for task in recipe.tasks] != [task["name"] for task in self.manifest["tasks"]]:
-            raise InputError(f"{self.path}: its recipe.yaml and its manifest name other tasks. Merge again.")
+            raise InputError(f"{self.path}: recipe.yaml and the manifest name different tasks. Merge again.")
         return recipe
 
     @cached_property
@@ -139,7 +139,7 @@ class Bundle:
         except (ValueError, RecursionError) as error:
             raise InputError(f"{self.path / name}: not valid JSON ({error}). Merge again.") from None
         if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
-            raise InputError(f"{self.path / name}: no list of label names. Merge again.")
+            raise InputError(f"{self.path / name}: not a list of label names. Merge again.")
         return tuple(labels)
 
     @property
@@ -172,7 +172,7 @@ class Bundle:
 
     @cached_property
     def statistics(self) -> dict[str, Tensor]:
-        """Norms, kept energy, cosines and the filter's choice, a row for each matrix of `ranks`."""
+        """Norms, energy kept, cosines and the filter's choice, a row for each matrix of `ranks`."""
         header = read_header(self.file(STATISTICS))
         rows, tasks = len(self.ranks), len(self.manifest["tasks"])
         shapes = {
@@ -183,7 +183,9 @@ class Bundle:
         }
         wrong = [n for n, shape in shapes.items() if n not in header or (rows and header[n].shape != shape)]
         if wrong:
-            raise InputError(f"{self.path / STATISTICS}: {', '.join(wrong)} missing, or of another shape. Merge again.")
+            raise InputError(
+                f"{self.path / STATISTICS}: {', '.join(wrong)} missing or of the wrong shape. Merge again."
+            )
         return {name: read_tensor(info) for name, info in header.items()}
 
     @property

@@ -70,10 +70,10 @@ class _Manifest(_Part):
         refuse_same_names(map(task_name, names))
         other = [n for n in self.files if PurePosixPath(n).suffix not in _KINDS or PurePosixPath(n).name in _NOT_OURS]
         if other:
-            raise ValueError(f"names {', '.join(other[:5])}, and no merge writes such a file")
+            raise ValueError(f"lists {', '.join(other[:5])}, which a bundle does not contain")
         missing = [name for name in needed if name not in self.files]
         if missing:
-            raise ValueError(f"names no {', '.join(missing[:5])}")
+            raise ValueError(f"does not list {', '.join(missing[:5])}")
 
 
 class _Bundle(_Manifest):
@@ -87,7 +87,7 @@ class _Bundle(_Manifest):
         factors = [factors_name(name) for name in names]
         self.refuse_names(names, [RECIPE, STATISTICS, BASE_CONFIG, *factors])
         if BASE_WEIGHTS not in self.files and (self.base.location is None or self.base.sha256 is None):
-            raise ValueError(f"names no {BASE_WEIGHTS}, and no place where the base is")
+            raise ValueError(f"lists neither {BASE_WEIGHTS} nor the location of the base")
         if any(len(ranks) != len(names) for ranks in self.ranks.values()):
             raise ValueError(f"has ranks that are not one for each of its {len(names)} tasks")
         return self

@@ -77,15 +77,15 @@ class SourceFiles:
             found = list(pool.map(file_sha256, paths))
         for path, sha256 in zip(paths, found, strict=True):
             if _stamp(path) != self._files[path].stamp:
-                raise MassError(f"{path}: has changed while it was opened. Run the same command again.")
+                raise MassError(f"{path}: changed while it was being opened. Run the same command again.")
             self._files[path].sha256 = sha256
         return found
 
     def settled(self, action: Callable[[], _T]) -> _T:
-        """Do something that reads the files; again if one was written to meanwhile, although with the same bytes.
+        """Do something that reads the files; again if one was rewritten during that, even with the same bytes.
 
         Raises:
-            MassError: a file has other bytes by now.
+            MassError: the content of a file has changed.
         """
         while True:
             before = self._rewritten
@@ -107,8 +107,8 @@ class SourceFiles:
                     continue
                 if file.sha256 is None or file_sha256(path) != file.sha256:
                     raise MassError(
-                        f"{file.who}: {path} has changed while it was read. Nothing was written. Run the same command "
-                        "again; a merge goes on where it stopped if the old file is put back."
+                        f"{file.who}: {path} changed while it was being read. Nothing was written. Run the same command "
+                        "again; a merge resumes where it stopped if the old file is restored."
                     )
                 self._rewritten += stamp != file.stamp
                 file.stamp = stamp

@@ -57,7 +57,7 @@ class WorkFolder:
             lock.acquire()
         except (Timeout, FileNotFoundError):  # not found: the other one has just removed the folder
             raise Busy(
-                f"{self.target}: another command is writing it. Wait for it, or choose another target."
+                f"{self.target}: another command is writing it. Wait for it to finish, or choose another target."
             ) from None
         try:
             self._put_back()
@@ -67,7 +67,7 @@ class WorkFolder:
             self._remove_empty()
 
     def _put_back(self) -> None:
-        """Give the target back what a killed command had moved aside."""
+        """Restore what an interrupted command had moved aside."""
         if self.moved.is_dir() and not self.target.exists():
             self.moved.rename(self.target)
 
@@ -99,15 +99,16 @@ class WorkFolder:
         """Killed in between, the next command of this kind gives the target back what it was."""
         if self.moved.exists():
             raise MassError(
-                f"{self.moved}: is what was at {self.target} when a command was killed, and something else is there by now. "
-                "Move one of the two away."
+                f"{self.moved}: is what was at {self.target} when a command was interrupted, and something else "
+                "is there now. "
+                "Move one of the two elsewhere."
             )
         self.target.rename(self.moved)
         self.result.rename(self.target)
         self.moved.rename(self.result)
 
     def discard(self) -> None:
-        """Remove the result, and the folder if nothing else is in it; the lock goes last, for it is still held."""
+        """Remove the result, and the folder if nothing else is in it; the lock goes last because it is still held."""
         self._put_back()
         shutil.rmtree(self.result, ignore_errors=True)
         if self.path.is_dir() and {path.name for path in self.path.iterdir()} <= {_LOCK}:
@@ -135,16 +136,16 @@ def _words(error: OSError, work: Path) -> str:
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else work
     ours = path.parent == work.parent or path.is_relative_to(work) or work.is_relative_to(path)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{work}: the disk is full. Free some space and run the same command again; it goes on from there."
+        return f"{work}: the disk is full. Free some space and run the same command to resume."
     if isinstance(error, FileNotFoundError):
-        return f"{path}: vanished meanwhile. Put it back and run the same command again; it goes on from there."
+        return f"{path}: disappeared during the run. Restore it and run the same command to resume."
     if error.errno in (errno.EBUSY, errno.EXDEV):
-        return f"{path}: cannot be replaced, for it is a mount point. Work on a copy of it in another folder."
+        return f"{path}: cannot be replaced because it is a mount point. Work on a copy of it in another folder."
     if error.errno == errno.ENOTEMPTY:
-        return f"{path}: something was put there meanwhile. Move it away and run the same command again."
+        return f"{path}: something was created there during the run. Move it elsewhere and run the same command again."
     if isinstance(error, FileExistsError | NotADirectoryError):
         file = next((p for p in (work, *work.parents) if p.exists() and not p.is_dir()), path)
-        return f"{path}: cannot be made, because {file} is no folder. Choose another target."
+        return f"{path}: cannot be created because {file} is not a folder. Choose another target."
     if ours:
         return f"{path}: cannot be written ({error.strerror or error}). Choose another target."
     return f"{path}: cannot be read ({error.strerror})."

@@ -127,8 +127,8 @@ class AdapterExpert:
         ours = self.base.read(name)
         if not (ours.to(saved.dtype).equal(saved) or saved.to(ours.dtype).equal(ours)):
             raise InputError(
-                f"{self.source.text}: made for another base: it updates {name}, whose values there are not the base's. "
-                "Give the base that the adapter was trained on."
+                f"{self.source.text}: made for another base: it updates {name}, whose values differ from the base's. "
+                "Use the base that the adapter was trained on."
             )
 
 
@@ -150,7 +150,7 @@ def open_adapter(source: Source, base: Base) -> AdapterExpert:
     """An adapter's folder as an expert of the base.
 
     Raises:
-        InputError: it is of a kind that is no plain low-rank update, or was made for another base; all of it is listed.
+        InputError: it is not a plain low-rank update, or was made for another base; every difference is listed.
     """
     config = source.json(ADAPTER_CONFIG) or {}
     _refuse_other_kinds(config)
@@ -192,7 +192,7 @@ def open_adapter(source: Source, base: Base) -> AdapterExpert:
 def _refuse_other_kinds(config: dict[str, Any]) -> None:
     kind = str(config.get("peft_type"))
     if "peft_type" not in config:
-        raise InputError("its adapter_config.json names no peft_type. Save the adapter again with peft.")
+        raise InputError("its adapter_config.json has no peft_type. Save the adapter again with peft.")
     if kind != "LORA":
         raise InputError(f"is a {kind} adapter; only LoRA and rsLoRA are low-rank updates. Merge it into a full model.")
     used = [option for option in _OTHER_KINDS if config.get(option)]
@@ -201,7 +201,7 @@ def _refuse_other_kinds(config: dict[str, Any]) -> None:
         used.append(f"init_lora_weights: {start}")
     if used:
         kinds = "DoRA" if used == ["use_dora"] else f"LoRA with {', '.join(used)}"
-        raise InputError(f"is a {kinds} adapter, which is no plain low-rank update. Merge it into a full model.")
+        raise InputError(f"is a {kinds} adapter, which is not a plain low-rank update. Merge it into a full model.")
 
 
 class _AutoMapping(BaseModel):
@@ -239,10 +239,10 @@ class _Alphas:
     def _compiled(self, text: str) -> Any:
         try:
             if "{" in text:  # a count of counts takes memory without end before it matches anything
-                raise regex.error("counted repetitions are not read")
+                raise regex.error("counted repetitions are not supported")
             return regex.compile(rf"(.*\.)?({text})$")
         except (regex.error, RecursionError) as error:
-            raise self._refusal(text, f"is no regular expression ({error})") from None
+            raise self._refusal(text, f"is not a valid regular expression ({error})") from None
 
     def of(self, module: str) -> float:
         """The alpha of the first pattern that fits, as PEFT chooses it."""
@@ -259,7 +259,7 @@ class _Alphas:
     @staticmethod
     def _refusal(text: str, fault: str) -> InputError:
         return InputError(
-            f"its {ADAPTER_CONFIG} has alpha_pattern {text[:80]!r}, which {fault}. Write names of modules instead."
+            f"its {ADAPTER_CONFIG} has alpha_pattern {text[:80]!r}, which {fault}. Use module names instead."
         )
 
 
@@ -318,7 +318,7 @@ def _find_pairs(
         target = skeleton.canonical.get(targets[f"{module}.weight"][0])
         slot = base.slots.get(backbone.get(target or "", ""))
         if not keys.keys() >= {"A", "B"}:
-            complaints.append(f"{module}: only one of its two matrices is there")
+            complaints.append(f"{module}: only one of its two matrices is present")
         elif slot is None or slot.matrix is None:
             complaints.append(f"{module}: not in the base's {base.skeleton.class_name}")
         elif slot.name in pairs:
@@ -341,7 +341,7 @@ def _shape_fault(keys: Mapping[str, str], store: Store) -> str | None:
     """What is wrong with the two matrices of a module, and with its bias, whatever the base."""
     a, b = (store.infos[keys[part]].shape for part in "AB")
     if len(a) < 2 or len(b) < 2 or a[0] != b[1] or math.prod(b[2:]) != 1:
-        return f"its matrices, {b} and {a}, have no product"
+        return f"its matrices, {b} and {a}, cannot be multiplied"
     if not a[0]:
         return "its rank is 0"
     if "B.bias" in keys and store.infos[keys["B.bias"]].shape != b[:1]:

@@ -185,7 +185,7 @@ def open_full_expert(source: Source, base: Base) -> FullExpert:
     """A full checkpoint as an expert of the base.
 
     Raises:
-        InputError: it is no version of the base; every tensor that differs is listed.
+        InputError: it is not a version of the base; every tensor that differs is listed.
     """
     skeleton, store, match = task_skeleton(source, base)
     parts = split(skeleton, base.skeleton)

@@ -86,10 +86,10 @@ def find_source(text: str, relative_to: Path, *, download: bool) -> Source:
         download: whether a hub repository's weights are fetched, or only its configuration and headers.
 
     Raises:
-        InputError: there is no such thing.
+        InputError: it does not exist.
     """
     if "\0" in text:
-        raise InputError(f"{text!r}: no file or folder can have such a name.")
+        raise InputError(f"{text!r}: not a valid name for a file or folder.")
     path = relative_to / Path(text).expanduser()
     if path.exists():
         return Source(text, path.resolve())
@@ -123,7 +123,7 @@ def _find_on_hub(text: str, path: Path, *, download: bool) -> Source:
         raise
     except Exception as error:  # the hub's client passes on errors of whatever transport it uses
         raise InputError(
-            f"{text}: no such file or folder (looked for {path.resolve()}), and not to be had from the hub "
+            f"{text}: no such file or folder (looked for {path.resolve()}), and not available from the hub "
             f"({_first_line(error)}). "
             "Check the path; for a hub id, download it once while online."
         ) from None
@@ -168,7 +168,7 @@ def _remote_headers(text: str, filename: str) -> Store:
         raise InputError(f"{text}: has only pickled weights, whose shapes cannot be read before a download.") from None
     except Exception as error:  # the hub's client passes on errors of whatever transport it uses
         raise InputError(
-            f"{text}: no header of {filename} to be had from the hub ({_first_line(error)}). "
+            f"{text}: the header of {filename} is not available from the hub ({_first_line(error)}). "
             "Download it once, then plan again."
         ) from None
     tensors = {name: info for file in files for name, info in file.tensors.items()}

@@ -131,7 +131,7 @@ def open_file(path: Path) -> Store:
         return SafetensorsStore([path])
     if path.suffix in (".pt", ".pth", ".bin"):
         return PickleStore([path])
-    raise InputError(f"{path}: unknown kind of file. Give a folder, .safetensors, .pt, .pth or .bin.")
+    raise InputError(f"{path}: unsupported file type. Use a folder, .safetensors, .pt, .pth or .bin.")
 
 
 def open_folder(folder: Path, stem: str = "model", pickle_stem: str = "pytorch_model") -> Store:
@@ -152,7 +152,7 @@ def weight_files(folder: Path, stem: str = "model", pickle_stem: str = "pytorch_
         if (folder / f"{name}.index.json").is_file():
             return _shards(folder, folder / f"{name}.index.json")
     raise InputError(
-        f"{folder}: no weights in it. Looked for {stem}.safetensors, {pickle_stem}.bin and their .index.json."
+        f"{folder}: contains no weights; looked for {stem}.safetensors, {pickle_stem}.bin and their .index.json."
     )
 
 

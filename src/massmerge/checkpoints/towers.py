@@ -54,7 +54,7 @@ def _tower(base: Base, kind: str) -> tuple[PretrainedConfig, str]:
     if config is None or name is None:
         raise InputError(
             f"{base.source.text}: is a {base.skeleton.class_name}, which has no {kind} tower. "
-            "Heads of texts need a whole CLIP or SigLIP as base."
+            "Text heads need a whole CLIP or SigLIP as base."
         )
     if hasattr(base.skeleton.config, "projection_dim"):
         config.projection_dim = base.skeleton.config.projection_dim  # the whole model's is the one that holds

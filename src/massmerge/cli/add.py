@@ -25,10 +25,10 @@ def add(
     bundle: str, tasks: tuple[str, ...], out: str | None, workers: int | None, overwrite: bool, strict: bool,
     dry_run: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
-    """Add tasks to BUNDLE; the experts of its other tasks are not needed.
+    """Add tasks to BUNDLE, without the experts of its other tasks.
 
-    Each is TASK=EXPERT, a name and a folder, file or hub id. A YAML file with `tasks:` as in a recipe gives heads and labels
-    too.
+    Write each task as TASK=EXPERT: a name and a folder, file or hub id. To give heads or labels too, write a YAML file with
+    `tasks:` as in a recipe.
     """
     given = _given(tasks)
     if dry_run:

@@ -1,4 +1,4 @@
-"""`mass calibrate`: fit a router that needs a few unlabelled inputs a task."""
+"""`mass calibrate`: fit a router on a few unlabelled inputs per task."""
 
 from __future__ import annotations
 
@@ -20,31 +20,34 @@ from massmerge.routing.routers import FITTED
 
 @click.command()
 @click.argument("bundle", type=click.Path(file_okay=False))
-@click.option("--inputs", "given", multiple=True, required=True, metavar="TASK=PATH",
-              help="Inputs of a task: a .txt file, a folder, a table. Once for each task.")  # fmt: skip
+@click.option("--inputs", multiple=True, required=True, metavar="TASK=PATH",
+              help="Inputs of a task: a .txt file, a folder, a table. Repeat for each task.")  # fmt: skip
 @click.option("--column", help="Column of a table that holds the inputs.")
 @click.option("--kind", type=click.Choice(FITTED), default="prototype", show_default=True,
               help="Mean activation, all activations, or a small network trained on them.")  # fmt: skip
-@click.option("--count", type=click.IntRange(min=1), default=16, show_default=True, help="Inputs used of each task.")
+@click.option("--count", type=click.IntRange(min=1), default=16, show_default=True, help="Inputs per task.")
 @verb
 def calibrate(
-    bundle: str, given: tuple[str, ...], column: str | None, kind: str, count: int, as_json: bool, quiet: bool
+    bundle: str, inputs: tuple[str, ...], column: str | None, kind: str, count: int, as_json: bool, quiet: bool
 ) -> None:
-    """Fit a router of BUNDLE on a few inputs of each task; no labels are needed. The bundle uses it from then on."""
+    """Fit a router of BUNDLE on a few inputs per task; labels are not needed.
+
+    The bundle uses this router from then on.
+    """
     refuse_inside(bundle)
     recover(Path(bundle))
     image = Bundle(bundle, check=False).takes_images
-    inputs: dict[str, Iterator[object]] = {}
-    for entry in given:
+    rows: dict[str, Iterator[object]] = {}
+    for entry in inputs:
         task, path = _task_and_path(entry)
         found = (_good(row.item) for row in read_inputs([path], image=image, column=column))
-        inputs[task] = chain(inputs.get(task, ()), found)
-    used = fit(bundle, inputs, kind=kind, count=count)
+        rows[task] = chain(rows.get(task, ()), found)
+    used = fit(bundle, rows, kind=kind, count=count)
     if as_json:
         print_json({"kind": kind, "inputs": used})
     elif not quiet:
         total = ", ".join(f"{task} {number}" for task, number in used.items())
-        click.echo(f"{bundle}: routes by {kind} now, fitted on {total} inputs")
+        click.echo(f"{bundle}: now routes by {kind}, fitted on {total} inputs")
 
 
 def _task_and_path(entry: str) -> tuple[str, str]:

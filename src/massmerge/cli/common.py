@@ -31,10 +31,10 @@ tasks_option = click.option(
     "--task", "tasks", multiple=True, help="Choose among these tasks only; one skips routing. May be repeated."
 )
 batch_size_option = click.option(
-    "--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Inputs that run at once."
+    "--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Inputs per batch."
 )
 cache_option = click.option(
-    "--cache", default="0", show_default=True, help="Memory for dense weights of hot sets, such as 512MB."
+    "--cache", default="0", show_default=True, help="Memory for dense weights of frequent sets, such as 512MB."
 )
 
 
@@ -43,7 +43,7 @@ def verb(function: _F) -> _F:
 
     @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
     @click.option("-q", "--quiet", is_flag=True, help="No progress, no tables; only warnings and errors.")
-    @click.option("-v", "--verbose", is_flag=True, help="Say more, and show the whole trace of an error.")
+    @click.option("-v", "--verbose", is_flag=True, help="Print more, and the full traceback of an error.")
     @functools.wraps(function)
     def wrapped(*args: Any, verbose: bool, **kwargs: Any) -> None:
         """Run the verb; a fault becomes a message and an exit code."""
@@ -143,7 +143,7 @@ class BarProgress:
         """Open the bar; an earlier run's tensors count as done."""
         self.close()
         if done and not self._quiet:
-            click.echo(f"going on with an earlier merge: {done} of {total} tensors are finished", err=True)
+            click.echo(f"resuming an earlier merge: {done} of {total} tensors are done", err=True)
         self._bar = tqdm(total=total, initial=done, unit="tensor", disable=self._quiet or None, leave=False)
 
     def tensor(self, name: str) -> None:
@@ -188,7 +188,7 @@ def writing(target: str, place: Path | None = None) -> Iterator[None]:
 
 @contextmanager
 def counting(quiet: bool, unit: str) -> Iterator[Callable[[str], None]]:
-    """A bar without a known end, as a function that hears each step's name."""
+    """A bar without a known end, as a function to call with the name of each step."""
     with tqdm(unit=unit, disable=quiet or None, leave=False, delay=1.0) as bar:
 
         def step(name: str) -> None:
@@ -221,7 +221,7 @@ def refuse_unreadable(model: Model) -> None:
 def refuse_failures(failed: int, count: int, noun: str) -> None:
     """Raise an error if some of the inputs could not be answered, or if there was none."""
     if count == 0:
-        raise MassError(f"there was no {noun} to answer.")
+        raise MassError(f"there is no {noun} to answer.")
     if failed:
         rest = "; the others were" if failed < count else ""
         raise MassError(f"{failed} of {plural(count, noun)} could not be answered{rest}.")

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from massmerge.cli.common import batch_size_option, cache_option, plural, print_json, table, verb
 from massmerge.errors import InputError
 from massmerge.evaluation.evaluate import evaluate
-from massmerge.evaluation.prepared import Prepared, prepare_evaluation
+from massmerge.evaluation.prepared import PreparedEvaluation, prepare_evaluation
 from massmerge.evaluation.report import Table
 from massmerge.evaluation.results import Evaluation
 from massmerge.evaluation.suite import label_set
@@ -27,35 +27,37 @@ _SHOWN_FAILURES = 5
 @click.argument("suite", type=click.Path(dir_okay=False))
 @click.option("--task", "tasks", multiple=True, help="Measure these tasks of the suite only. May be repeated.")
 @click.option("--split", help="What {split} stands for in the suite's paths, such as validation.  [default: test]")
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many rows of each task, drawn at random.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most this many rows per task, drawn at random.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
-              help="Of the draw of rows, of the stream's order and of the bootstrap.")  # fmt: skip
-@click.option("--router", help="Another router than the bundle's: projection, or one that `mass calibrate` fitted.")
+              help="For the draw of rows, the order of the stream and the bootstrap.")  # fmt: skip
+@click.option("--router", help="Use another router than the bundle's: projection, or one fitted by `mass calibrate`.")
 @click.option("--route", type=click.Choice(["input", "batch"]), default="input", show_default=True,
-              help="Decide for each input, or once a batch; the stream is then of batches of one task.")  # fmt: skip
+              help="Decide per input, or once per batch; each batch then holds inputs of one task.")  # fmt: skip
 @batch_size_option
-@click.option("--unknown", "limits", multiple=True, metavar="KIND=LIMIT",
+@click.option("--unknown", multiple=True, metavar="KIND=LIMIT",
               help="When to abstain, instead of the recipe's limits, such as lift=1.1. May be repeated.")  # fmt: skip
 @cache_option
 @click.option("--oracle/--no-oracle", default=True, show_default=True,
-              help="Also answer with the task given, which shows what routing costs.")  # fmt: skip
+              help="Also answer with the task given, to show what routing costs.")  # fmt: skip
 @click.option("--experts", is_flag=True, help="Measure each task's own expert on the same rows.")
 @click.option(
-    "--folder", type=click.Path(file_okay=False), help="Where the recipe's relative paths start; here by default."
+    "--folder",
+    type=click.Path(file_okay=False),
+    help="Where relative paths of the recipe start; the current folder by default.",
 )
 @click.option("--report", type=click.Path(file_okay=False), help="Write tables, plots and all answers to this folder.")
-@click.option("--dry-run", is_flag=True, help="Say what would be run, and run nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be run, and run nothing.")
 @verb
 def eval_(
     bundle: str, suite: str, tasks: tuple[str, ...], split: str | None, limit: int | None, seed: int, router: str | None,
-    route: Any, batch_size: int, limits: tuple[str, ...], cache: str, oracle: bool, experts: bool, folder: str | None,
+    route: Any, batch_size: int, unknown: tuple[str, ...], cache: str, oracle: bool, experts: bool, folder: str | None,
     report: str | None, dry_run: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
-    """Measure BUNDLE, or what a static method merged, on the labelled data that SUITE names.
+    """Measure BUNDLE, or a static merge, on the labelled data of SUITE.
 
-    Inputs of all tasks are shuffled into one stream without task names; an answer is right when task and label both are.
+    Inputs of all tasks are shuffled into one stream without task names; an answer is correct if task and label both are.
     """
-    unknown = _limits(limits)
+    limits = _limits(unknown)
     if dry_run:
         ready = prepare_evaluation(bundle, suite, tasks=tasks, split=split, limit=limit, seed=seed)
         passes = _passes(ready, oracle=oracle, experts=experts)
@@ -70,7 +72,7 @@ def eval_(
 
     found = evaluate(
         bundle, suite, tasks=tasks, split=split, limit=limit, seed=seed, router=router, route=route,
-        batch_size=batch_size, unknown=unknown, cache=cache, oracle=oracle, experts=experts, expert_folder=folder,
+        batch_size=batch_size, unknown=limits, cache=cache, oracle=oracle, experts=experts, folder=folder,
         report=report, progress=progress,
     )  # fmt: skip
     if as_json:
@@ -127,7 +129,7 @@ def _routing(found: Evaluation) -> str:
         return "every row was routed to its own task"
     if len(found.tasks) <= _WIDEST_MATRIX:
         return _text(confusion_table(found))
-    return "most frequent mistakes of routing\n" + "\n".join(f"  {line}" for line in wrong)
+    return "most frequent routing errors\n" + "\n".join(f"  {line}" for line in wrong)
 
 
 def _text(shown: Table) -> str:
@@ -141,7 +143,7 @@ def _classes(labels: list[str], metric: str) -> Counter[str]:
     return Counter(label for several in labels for label in label_set(several))
 
 
-def _plan(ready: Prepared) -> dict[str, Any]:
+def _plan(ready: PreparedEvaluation) -> dict[str, Any]:
     """What would be run, as plain data."""
     return {
         "suite": ready.suite.name,
@@ -161,17 +163,17 @@ def _plan(ready: Prepared) -> dict[str, Any]:
     }
 
 
-def _passes(ready: Prepared, *, oracle: bool, experts: bool) -> list[str]:
+def _passes(ready: PreparedEvaluation, *, oracle: bool, experts: bool) -> list[str]:
     rows = plural(sum(ready.counts.values()), "row")
     passes = [f"{rows} as one stream without task names"]
     if oracle:
-        passes.append("those that are not routed to their own task alone, with the task given")
+        passes.append("rows not routed to their own task alone, with the task given")
     if experts:
         passes.append(f"{rows} through the experts: {', '.join(ready.data)}")
     return passes
 
 
-def describe_plan(ready: Prepared, passes: list[str]) -> str:
+def describe_plan(ready: PreparedEvaluation, passes: list[str]) -> str:
     """What would be run, for the terminal."""
     rows = []
     for task in _plan(ready)["tasks"]:

@@ -21,8 +21,8 @@ _WIDTH = 30
 @click.argument("item", metavar="INPUT")
 @click.option("--task", "tasks", multiple=True, help="Choose among these tasks only. May be repeated.")
 @click.option("--column", help="Column of a .csv, .jsonl or .parquet file that holds the input.")
-@click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="Labels to show of each head.")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Draw it to this file (PNG, SVG, PDF).")
+@click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="Labels to show per head.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Plot it to this file (PNG, SVG, PDF).")
 @verb
 def explain(
     bundle: str, item: str, tasks: tuple[str, ...], column: str | None, top: int, plot: str | None, as_json: bool,
@@ -43,7 +43,7 @@ def explain(
     elif not quiet:
         click.echo(describe(found))
         if plot:
-            click.echo(f"\ndrawn to {plot}")
+            click.echo(f"\nplot in {plot}")
 
 
 def describe(found: Explanation) -> str:
@@ -69,7 +69,7 @@ def describe(found: Explanation) -> str:
         evidence.append(f"agreement of the voters: {routing.agreement:.0%}")
     if routing.confidences:
         asked = ", ".join(f"{task} {sure:.2f}" for task, sure in routing.confidences.items())
-        evidence.append(f"unclear, so several tasks answered; how sure their heads are: {asked}")
+        evidence.append(f"unclear, so several tasks answered; confidence of their heads: {asked}")
     parts.append("\n".join(evidence))
     if found.heads:
         labels = [

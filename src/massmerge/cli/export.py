@@ -20,20 +20,20 @@ from massmerge.model.export.layout import Adapters
 @click.argument("bundle", type=click.Path(file_okay=False))
 @click.argument("target", type=click.Path())
 @click.option("--to", "form", type=click.Choice(FORMS), required=True, help="What to write.")
-@click.option("--tasks", help="Names with commas between: the tasks to write, or the set for hf and onnx.")
+@click.option("--tasks", help="Comma-separated names: the tasks to write, or the set for hf and onnx.")
 @click.option(
     "--adapters",
     type=click.Choice(get_args(Adapters)),
     show_default="together",
-    help="For peft: adapters that one model can hold together, smaller ones for a model alone, or nothing but LoRA.",
+    help="For peft: adapters that one model can hold together, smaller ones for one model each, or plain LoRA.",
 )
 @verb
 def export(
     bundle: str, target: str, form: str, tasks: str | None, adapters: Adapters | None, as_json: bool, quiet: bool
 ) -> None:
-    """Write tasks of BUNDLE to the folder TARGET in a form that other software reads.
+    """Write tasks of BUNDLE to the folder TARGET in a format that other software reads.
 
-    peft: each task as a PEFT adapter. hf: one set of tasks as a checkpoint of transformers. onnx: one set as an ONNX file.
+    peft: each task as a PEFT adapter. hf: one set of tasks as a transformers checkpoint. onnx: one set as an ONNX file.
     Outputs are compared with the bundle's before TARGET appears.
     """
     if adapters is not None and form != "peft":
@@ -56,7 +56,7 @@ def _refuse_below_file(target: str) -> None:
     """Folders above the target are made, but not where a file is."""
     above = next(path for path in Path(target).absolute().parents if path.exists())
     if not above.is_dir():
-        raise InputError(f"{target}: cannot be made, because {above} is no folder. Choose another target.")
+        raise InputError(f"{target}: cannot be created because {above} is not a folder. Choose another target.")
 
 
 @contextmanager
@@ -88,5 +88,5 @@ def _tell_left_out(result: Exported, remedy: str) -> None:
         largest = sorted(part.left_out, key=part.left_out.__getitem__, reverse=True)
         shown = ", ".join(largest[:3]) + (f" and {len(largest) - 3} more" if len(largest) > 3 else "")
         count = plural(len(largest), "tensor")
-        told = f"left out {count}, {total:.2%} of the change: {shown}. {remedy} holds them; --json lists all."
+        told = f"left out {count}, {total:.2%} of the delta: {shown}. {remedy} includes them; --json lists all."
         click.echo(f"warning: {part.name}: {told}", err=True)

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from massmerge.checkpoints import find_source, open_base
 from massmerge.cli.common import plural, print_json, verb
-from massmerge.errors import InputError
-from massmerge.io.durable import drafted
-from massmerge.io.tensor_file import write_tensors
-from massmerge.merging.heads.labels import repeated
-from massmerge.merging.heads.text import TextTower, read_texts, text_head
-from massmerge.recipe import TextHead
+from massmerge.merging.heads.make import make_head
 
 
 @click.command()
@@ -21,7 +13,10 @@ from massmerge.recipe import TextHead
 @click.argument("classes", type=click.Path(dir_okay=False))
 @click.argument("out", type=click.Path(dir_okay=False))
 @click.option(
-    "--template", "templates", multiple=True, help="A sentence with {} for the class; once or more. Instead of --set."
+    "--template",
+    "templates",
+    multiple=True,
+    help="A sentence with {} for the class, instead of --set. May be repeated.",
 )
 @click.option("--set", "named", default="photo", show_default=True, help="A named set of templates, or a file.")
 @click.option("--tokenizer", help="Folder or hub id of the tokenizer, if not the base's.")
@@ -36,28 +31,16 @@ def head(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Make a head of the class names in the file CLASSES by the text tower of BASE, and write it to OUT.
+    """Make a head for the class names in the file CLASSES with the text tower of BASE, and write it to OUT.
 
-    BASE is a whole CLIP or SigLIP: folder, hub id, or a state dict of open_clip. OUT is a .safetensors file that a recipe
-    names as `head: {weights: OUT, labels: CLASSES, normalize: true}`.
+    BASE is a whole CLIP or SigLIP model: folder, hub id, or a state dict of open_clip. OUT is a .safetensors file that a
+    recipe names as `head: {weights: OUT, labels: CLASSES, normalize: true}`.
     """
-    if Path(out).suffix != ".safetensors":
-        raise InputError(f"{out}: a head is a .safetensors file; give it that ending.")
-    here = Path()
-    names, used = read_texts(TextHead(classes=classes, templates=list(templates) or named), here)
-    if twice := repeated(names):
-        raise InputError(f"{classes}: has {twice} more than once. Give each class its own name.")
-    opened = open_base(find_source(base, here, download=True))
-    source = opened.source if tokenizer is None else find_source(tokenizer, here, download=True)
-    tower = TextTower(opened, source)
-    tensors = text_head(tower, names, used)
-    Path(out).parent.mkdir(parents=True, exist_ok=True)
-    with drafted(Path(out)) as draft:
-        write_tensors(draft, tensors)
+    written = make_head(base, classes, out, templates=list(templates) or named, tokenizer=tokenizer)
     if as_json:
-        shape = list(tensors["weight"].shape)
-        print_json({"path": out, "classes": len(names), "templates": len(used), "shape": shape, "scale": tower.scale})
+        print_json(written.to_dict())
     elif not quiet:
-        words = f"{len(names)} classes" if len(names) != 1 else "1 class"
-        click.echo(f"{out}: {words}, {plural(len(used), 'template')}, {tower.width} wide, scale {tower.scale:.1f}")
+        words = f"{written.classes} classes" if written.classes != 1 else "1 class"
+        used, width = plural(written.templates, "template"), written.shape[1]
+        click.echo(f"{out}: {words}, {used}, {width} wide, scale {written.scale:.1f}")
         click.echo(f"head: {{weights: {out}, labels: {classes}, normalize: true}}")

@@ -6,8 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from massmerge.bundle.inspect import Inspection, TaskReport, cosine_text, inspect_bundle, plot_inspection
-from massmerge.bundle.reader import Bundle
+from massmerge.bundle.inspect import Inspection, TaskReport, cosine_text, inspect_bundle
 from massmerge.cli.common import print_json, size, table, verb
 from massmerge.errors import InputError
 
@@ -15,26 +14,24 @@ from massmerge.errors import InputError
 @click.command()
 @click.argument("bundle", type=click.Path(file_okay=False))
 @click.option(
-    "--plot", type=click.Path(dir_okay=False), help="Draw kept energy and similarity to this file (PNG, SVG, PDF)."
+    "--plot", type=click.Path(dir_okay=False), help="Plot energy kept and similarity to this file (PNG, SVG, PDF)."
 )
-@click.option("--sites", is_flag=True, help="List the places where inputs can be routed instead.")
+@click.option("--sites", is_flag=True, help="List the routing sites instead.")
 @verb
 def inspect(bundle: str, plot: str | None, sites: bool, as_json: bool, quiet: bool) -> None:
-    """Look into BUNDLE: tasks, labels, ranks, sizes, kept energy, similarity, what the redundancy filter left out."""
+    """Show what is in BUNDLE: tasks, labels, ranks, sizes, energy kept, similarity, what the redundancy filter left out."""
     if sites and plot:
         raise InputError("--sites lists sites, --plot draws energy and similarity. Choose one.")
     if sites:
         _list_sites(bundle, as_json=as_json, quiet=quiet)
         return
-    report = inspect_bundle(Bundle(bundle))
-    if plot:
-        plot_inspection(report, plot)
+    report = inspect_bundle(bundle, plot=plot)
     if as_json:
         print_json(report.to_dict())
     elif not quiet:
         click.echo(describe(report))
         if plot:
-            click.echo(f"\ndrawn to {plot}")
+            click.echo(f"\nplot in {plot}")
 
 
 def _list_sites(bundle: str, *, as_json: bool, quiet: bool) -> None:

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from massmerge.cli.common import counting, print_json, table, verb
-from massmerge.errors import InputError, MassError
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(file_okay=False))
 @click.option(
-    "--texts", type=click.Path(dir_okay=False), help="A bank of texts, one a line; the one of mass by default."
+    "--texts", type=click.Path(dir_okay=False), help="A file with one text per line; a built-in bank by default."
 )
 @click.option("--task", "tasks", multiple=True, help="A task to decode, all by default. May be repeated.")
 @click.option("--site", "sites", multiple=True,
-              help="Where to look, such as M5; by default four fifths into the network. May be repeated.")  # fmt: skip
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Texts of each task and site.")
+              help="A routing site, such as M5; by default at four fifths of the depth. May be repeated.")  # fmt: skip
+@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Texts per task and site.")
 @click.option(
     "--clip", help="For image models: the CLIP model (folder or hub id) with text tower and visual projection."
 )
-@click.option("--plot", type=click.Path(dir_okay=False), help="Draw the texts and their shares to this picture.")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False), help="Plot the texts and their shares to this file (PNG, SVG, PDF)."
+)
 @verb
 def interpret(
     bundle: str, texts: str | None, tasks: tuple[str, ...], sites: tuple[str, ...], top: int, clip: str | None,
     plot: str | None, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
-    """Decode the singular vectors of BUNDLE's tasks as texts (TextSpan): what each subspace means.
+    """Decode the singular vectors of BUNDLE's tasks as texts (TextSpan), to see what each subspace means.
 
-    A text stands high where a task's vectors differ most along it; each text is taken out before the next is picked.
+    Texts are ranked by how much a task's vectors vary along them; each text is projected out before the next is picked.
     """
     from massmerge.research.interpret.decoding import BANK, interpret
-    from massmerge.research.interpret.plot import save_plot
 
-    if plot and Path(plot).suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise InputError(f"{plot}: a picture is .png, .svg or .pdf.")
     with counting(quiet or as_json, "batch") as step:
         found = interpret(
             bundle,
@@ -45,13 +41,9 @@ def interpret(
             sites=list(sites) or None,
             top=top,
             clip=clip,
+            plot=plot,
             progress=step,
         )
-    if plot:
-        try:
-            save_plot(found, Path(plot))
-        except OSError as error:
-            raise MassError(f"{plot}: cannot be written ({error.strerror}).") from None
     if as_json:
         print_json([one.to_dict() for one in found])
         return

@@ -21,13 +21,13 @@ from massmerge.recipe import Recipe
 @click.command()
 @click.argument("recipe", type=click.Path(dir_okay=False))
 @click.argument("out", type=click.Path(file_okay=False))
-@click.option("--workers", type=click.IntRange(min=1), help="Tensors worked on at once; all cores by default.")
-@click.option("--overwrite", is_flag=True, help="Replace a bundle that is there. What is no bundle is never replaced.")
+@click.option("--workers", type=click.IntRange(min=1), help="Tensors processed in parallel; all cores by default.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing bundle. Anything else is never replaced.")
 @click.option("--strict", is_flag=True, help="Treat warnings as errors.")
 @click.option("--suite", type=click.Path(dir_okay=False),
-              help="Choose the scale of a static merge on the split validation of this suite.")  # fmt: skip
+              help="Choose the scale of a static merge on the validation split of this suite.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True,
-              help="With --suite: at most so many rows of each task, drawn at random.")  # fmt: skip
+              help="With --suite: at most this many rows per task, drawn at random.")  # fmt: skip
 @verb
 def merge(
     recipe: str, out: str, workers: int | None, overwrite: bool, strict: bool, suite: str | None, limit: int,
@@ -35,7 +35,7 @@ def merge(
 ) -> None:  # fmt: skip
     """Merge the experts of RECIPE into the bundle OUT.
 
-    A merge that was killed goes on where it stopped when the same command is run again, and ends in the same bytes.
+    If interrupted, run the same command to resume. The result is the same, byte for byte.
     """
     quiet = quiet or as_json
     choice = _chosen(recipe, suite, Path(out), limit, workers, quiet=quiet) if suite is not None else None
@@ -64,5 +64,5 @@ def _chosen(recipe: str, suite: str, out: Path, limit: int, workers: int | None,
     if not quiet:
         rows = [[scale, f"{100 * figure:.1f} %"] for scale, figure in choice.figures.items()]
         click.echo(table(["scale", "mean over the tasks"], rows), err=True)
-        click.echo(f"scale {choice.scale}, which does best on the split {VALIDATION}\n", err=True)
+        click.echo(f"scale {choice.scale}, the best on the split {VALIDATION}\n", err=True)
     return choice

@@ -24,7 +24,7 @@ def change_options(function: _F) -> _F:
     """Add the options of verbs that change a bundle."""
     options = (
         click.option(
-            "--out", type=click.Path(file_okay=False), help="Write to this folder, and leave BUNDLE as it is."
+            "--out", type=click.Path(file_okay=False), help="Write to this folder, and leave BUNDLE unchanged."
         ),
         click.option("--workers", type=click.IntRange(min=1), help="Tensors worked on at once; all cores by default."),
         click.option("--overwrite", is_flag=True, help="Replace a bundle that is at --out."),
@@ -37,9 +37,12 @@ def change_options(function: _F) -> _F:
 
 
 def refuse_inside(target: str) -> None:
-    """Raise an error if the current folder would be replaced: a shell would stand in a folder that is no more."""
+    """Raise an error if the current folder would be replaced: the shell would be left in a deleted folder."""
     if Path.cwd().is_relative_to(Path(target).resolve()):
-        raise InputError(f"{target}: is replaced as a whole, and you stand in it. Go to another folder first.")
+        raise InputError(
+            f"{target}: the current folder is inside this bundle, which is replaced as a whole. Change to "
+            "another folder first."
+        )
 
 
 def run_shown(work: Callable[..., Path], *, quiet: bool) -> dict[str, object]:
@@ -55,7 +58,7 @@ def run_shown(work: Callable[..., Path], *, quiet: bool) -> dict[str, object]:
     try:
         path = work(progress=progress, planned=show)
     except KeyboardInterrupt:
-        raise MassError("stopped. The same command goes on where it stopped, and ends in the same bytes.") from None
+        raise MassError("interrupted. Run the same command to resume.") from None
     finally:
         progress.close()
     print_problems(progress.problems)
@@ -92,4 +95,4 @@ def _sentence(out: str, summary: dict[str, object]) -> str:
     if (Path(out) / "config.json").is_file():
         return f"{done}. Next: {opener}.from_pretrained({out!r})"
     needed = size(float(str(summary["needed_bytes"])))
-    return f"{done}; compressed it is {needed}, the base included. Next: {opener}.from_pretrained('{out}/TASK')"
+    return f"{done}; {needed} when compressed, base included. Next: {opener}.from_pretrained('{out}/TASK')"

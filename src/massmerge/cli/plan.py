@@ -16,13 +16,12 @@ _SAVES = 0.95  # a bundle that weighs more than this share of its experts is no 
 @click.command()
 @click.argument("recipe", type=click.Path(dir_okay=False))
 @click.option("--tensors", is_flag=True, help="List every tensor with its ranks.")
-@click.option("--strict", is_flag=True, help="Exit with 2 on warnings too.")
+@click.option("--strict", is_flag=True, help="Exit with code 2 on warnings too.")
 @verb
 def plan(recipe: str, tensors: bool, strict: bool, as_json: bool, quiet: bool) -> None:
-    """What a merge of RECIPE would do: tasks, ranks, bytes, memory, time, problems.
+    """Show what a merge of RECIPE would do: tasks, ranks, bytes, memory, time, problems.
 
-    Reads configurations, headers, and of experts on this machine as much as shows which tensors they change.
-    Downloads no weights.
+    Reads configurations, headers, and as much of local experts as shows which tensors they change. Downloads no weights.
     """
     show_plan(make_plan(recipe), tensors=tensors, strict=strict, as_json=as_json, quiet=quiet)
 
@@ -83,9 +82,7 @@ def _summary(made: Plan) -> str:
         f"peak memory about {size(made.peak_memory)}, time about {seconds(made.seconds)}"
     )
     if made.method == "mass" and made.sizes.counted > _SAVES * made.apart:
-        text += (
-            "\nThis saves no space. A lower `merge.budget` does, and so do more tasks: the budget is for all of them."
-        )
+        text += "\nThis saves no space. Lower `merge.budget`, or merge more tasks: they share the budget."
     return text
 
 

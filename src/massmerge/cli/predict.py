@@ -31,10 +31,10 @@ from massmerge.model.load import load
 @tasks_option
 @click.option("--column", help="Column of a .csv, .jsonl or .parquet file that holds the inputs.")
 @click.option("--out", type=click.Path(dir_okay=False), help="Write the answers to this file (.jsonl, .csv, .parquet).")
-@click.option("--format", "wanted", type=click.Choice(FORMATS), help="Format of the answers, if not told by --out.")
-@click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="How many answers to give.")
+@click.option("--format", "wanted", type=click.Choice(FORMATS), help="Format of the answers, if --out does not tell.")
+@click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="Answers per input.")
 @click.option("--route", type=click.Choice(["input", "batch"]), default="input", show_default=True,
-              help="Decide for each input, or once a batch of inputs of one task.")  # fmt: skip
+              help="Decide per input, or once per batch of inputs of one task.")  # fmt: skip
 @batch_size_option
 @cache_option
 @click.option("--strict", is_flag=True, help="Stop at the first input that cannot be answered.")
@@ -45,7 +45,7 @@ def predict(
 ) -> None:  # fmt: skip
     """Answer INPUTS with BUNDLE: text, image files, folders, .txt, .csv, .jsonl, .parquet, or - for lines on standard input.
 
-    Exit code 1 if an input could not be answered; the others are answered all the same.
+    Exit code 1 if an input could not be answered; the others still are.
     """
     form = choose_format(wanted, out, as_json=as_json)
     model = load(bundle, cache=cache, check=True)

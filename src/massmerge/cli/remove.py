@@ -23,7 +23,7 @@ def remove(
     bundle: str, tasks: tuple[str, ...], out: str | None, workers: int | None, overwrite: bool, strict: bool,
     dry_run: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
-    """Remove TASKS from BUNDLE; the others stay as they are, and no expert is needed.
+    """Remove TASKS from BUNDLE; the other tasks stay unchanged, and no expert is needed.
 
     What a budget would give the others now is not in the bundle: that takes a merge of their experts.
     """

@@ -19,7 +19,7 @@ from massmerge.errors import InputError, MassError
 def finite(_: click.Context, __: click.Parameter, value: float) -> float:
     """Ranges take infinity, and what is not a number is in every range."""
     if not math.isfinite(value):
-        raise click.BadParameter(f"{value} is no number of seconds to wait.")
+        raise click.BadParameter(f"{value} is not a valid number of seconds.")
     return value
 
 
@@ -29,7 +29,7 @@ def finite(_: click.Context, __: click.Parameter, value: float) -> float:
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 takes a free one."
 )
-@click.option("--name", help="What the model is called in answers; the folder's name by default.")
+@click.option("--name", help="Name of the model in answers; the folder's name by default.")
 @click.option(
     "--examples", type=click.Path(exists=True, path_type=Path), help="Inputs that the page offers: a file or folder."
 )
@@ -49,9 +49,11 @@ def finite(_: click.Context, __: click.Parameter, value: float) -> float:
     callback=finite,
     default=3.0,
     show_default=True,
-    help="Milliseconds that an input waits for others.",
+    help="Milliseconds that an input waits for others to share its batch.",
 )
-@click.option("--queue", type=click.IntRange(1), default=512, show_default=True, help="Inputs that may wait.")
+@click.option(
+    "--queue", type=click.IntRange(1), default=512, show_default=True, help="Inputs that may wait in the queue."
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
@@ -60,14 +62,16 @@ def finite(_: click.Context, __: click.Parameter, value: float) -> float:
     show_default=True,
     help="Seconds within which a request is answered or refused.",
 )
-@click.option(
-    "--max-requests", type=click.IntRange(1), default=256, show_default=True, help="Requests under way at once."
-)
+@click.option("--max-requests", type=click.IntRange(1), default=256, show_default=True, help="Requests in progress.")
 @click.option(
     "--max-body", type=click.IntRange(1), default=20_000_000, show_default=True, help="Bytes of a request's body."
 )
 @click.option(
-    "--max-held", type=click.IntRange(1), default=200_000_000, show_default=True, help="Bytes of all bodies under way."
+    "--max-held",
+    type=click.IntRange(1),
+    default=200_000_000,
+    show_default=True,
+    help="Bytes of all requests in progress.",
 )
 @click.option("--max-items", type=click.IntRange(1), default=128, show_default=True, help="Inputs of one request.")
 @click.option("--max-text", type=click.IntRange(1), default=100_000, show_default=True, help="Characters of one text.")
@@ -88,46 +92,48 @@ def finite(_: click.Context, __: click.Parameter, value: float) -> float:
     show_default=True,
     help="Pixels of all images that are being decoded.",
 )
-@click.option("--max-connections", type=click.IntRange(1), default=1000, show_default=True, help="Connections at once.")
+@click.option("--max-connections", type=click.IntRange(1), default=1000, show_default=True, help="Open connections.")
 @click.option(
     "--grace",
     type=click.FloatRange(0),
     callback=finite,
     default=10.0,
     show_default=True,
-    help="Seconds to finish what is under way when it stops.",
+    help="Seconds to finish requests in progress when the service stops.",
 )
-@click.option("--mapped", is_flag=True, help="Leave tensors in the bundle's files, which must not change then.")
+@click.option(
+    "--mapped", is_flag=True, help="Map tensors from the bundle's files, which must not change while it runs."
+)
 @click.option("--threads", type=click.IntRange(1), help="Threads of torch; all cores by default.")
 @click.option("--device", default="auto", show_default=True, help="Where to run: cpu, cuda, …")
 @cache_option
-@click.option("--router", help="A router that `mass calibrate` has fitted; the bundle's own by default.")
+@click.option("--router", help="A router fitted by `mass calibrate`; the bundle's by default.")
 @click.option(
-    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form of the log."
+    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Format of the log."
 )
 @verb
 def serve(bundle: Path, api_key_file: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
     """Serve BUNDLE over HTTP: an API with batching at /v1/predict, a page at /, a description at /docs.
 
-    Listens on this machine only unless told otherwise. SIGTERM finishes what is under way and ends; SIGHUP loads the bundle
-    again without losing a request.
+    Listens on this machine only by default. SIGTERM finishes the requests in progress and stops; SIGHUP reloads the bundle
+    without losing a request.
     """
     try:
         from massmerge.serve.logs import set_up_logs
         from massmerge.serve.server import bind, run
-        from massmerge.serve.settings import Settings, read_api_key
+        from massmerge.serve.settings import ServiceSettings, read_api_key
     except ImportError as error:
         raise MassError(f"serving needs {error.name}: pip install 'massmerge[serve]'") from None
-    Bundle(bundle, check=False)  # what is no bundle is told before anything starts
+    Bundle(bundle, check=False)  # anything else is refused before the service starts
     if options["max_items"] > options["queue"]:
         raise InputError("--max-items is more than --queue: such a request could never be answered.")
     key = read_api_key(api_key_file) if api_key_file else None
-    settings = Settings(bundle, api_key=key, **options)
+    settings = ServiceSettings(bundle, api_key=key, **options)
     verbose = logging.getLogger().isEnabledFor(logging.INFO)
     set_up_logs(settings.log_format, logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
     listener = bind(settings)
     if key is None and not settings.is_private:
-        message = "other machines may reach this service, and no key is asked for: --api-key-file"
+        message = "other machines can reach this service without a key: set one with --api-key-file"
         logging.getLogger("massmerge.serve").warning(message)
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

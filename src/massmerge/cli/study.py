@@ -14,36 +14,35 @@ from tqdm import tqdm
 from massmerge.cli.common import batch_size_option, print_json, table, verb
 from massmerge.errors import InputError
 from massmerge.evaluation.report import Table
-from massmerge.research.peers.options import parse_options
 from massmerge.research.studies import STUDIES
 from massmerge.research.studies.result import Result, verdict_words
-from massmerge.research.studies.run import ALL, run_studies
-from massmerge.research.studies.settings import Settings
+from massmerge.research.studies.run import ALL
+from massmerge.research.studies.run import study as run_study
 
 
 @click.command("study")
 @click.argument("name", required=False)
 @click.argument("suite", required=False, type=click.Path(dir_okay=False))
-@click.option("--list", "listed", is_flag=True, help="Say which studies there are.")
+@click.option("--list", "listed", is_flag=True, help="List the studies.")
 @click.option(
-    "--bundle", type=click.Path(file_okay=False), help="The bundle to study; the recipe's is merged without it."
+    "--bundle", type=click.Path(file_okay=False), help="The bundle to study; if not given, the recipe is merged."
 )
-@click.option("--recipe", type=click.Path(dir_okay=False), help="The recipe with the experts, which some studies read.")
+@click.option("--recipe", type=click.Path(dir_okay=False), help="The recipe with the experts, which some studies need.")
 @click.option("--out", type=click.Path(file_okay=False), default="study", show_default=True,
-              help="Results go to a folder of the study's name in this one.")  # fmt: skip
+              help="Folder for results; each study gets a folder of its name in it.")  # fmt: skip
 @click.option("--split", help="What {split} stands for in the suite's paths, such as validation.  [default: test]")
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many rows of each task, drawn at random.")
-@click.option("--quick", is_flag=True, help="At most 20 rows of each task, and coarse grids.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most this many rows per task, drawn at random.")
+@click.option("--quick", is_flag=True, help="At most 20 rows per task, and coarse grids.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
-              help="Of the draw of rows and of everything random.")  # fmt: skip
+              help="For the draw of rows and everything else that is random.")  # fmt: skip
 @batch_size_option
-@click.option("--search", is_flag=True, help="sweep: also search η, K, ε and the site on the split validation.")
+@click.option("--search", is_flag=True, help="sweep: also search η, K, ε and the site on the validation split.")
 @click.option(
     "--trials",
     type=click.IntRange(min=2),
     default=40,
     show_default=True,
-    help="sweep: how many settings a search tries.",
+    help="sweep: number of settings that --search tries.",
 )
 @click.option("--peer", "peers", multiple=True, metavar="PEER.OPTION=VALUE",
               help="methods, oracle, storage: an option of a routed peer, such as smile_1.rank=16; repeatable.")  # fmt: skip
@@ -53,15 +52,15 @@ def study(
     split: str | None, limit: int | None, quick: bool, seed: int, batch_size: int, search: bool, trials: int,
     peers: tuple[str, ...], as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
-    """Run the study NAME, or all, on the labelled data that SUITE names.
+    """Run the study NAME, or all, on the labelled data of SUITE.
 
-    A study that was killed goes on where it was: give the same command again.
+    If interrupted, run the same command to resume.
     """
     if listed:
         _list(as_json=as_json)
         return
     if name is None or suite is None:
-        raise InputError("give the name of a study and a suite, such as `mass study layers suite.yaml --bundle out/`.")
+        raise InputError("name a study and a suite, such as `mass study layers suite.yaml --bundle out/`.")
     hushed = quiet or as_json
 
     def progress(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
@@ -71,14 +70,11 @@ def study(
         if not hushed:
             click.echo(sentence, err=True)
 
-    options: dict[str, Any] = {"search": True, "trials": trials} if search else {}
-    if given := parse_options(peers):
-        options["peers"] = given
-    settings = Settings(split, limit, seed, quick, batch_size, options)
     command = shlex.join(["mass", *sys.argv[1:]]) if Path(sys.argv[0]).name == "mass" else ""
-    results = run_studies(
-        name, suite, out, bundle=bundle, recipe=recipe, settings=settings, command=command, progress=progress, tell=tell
-    )
+    results = run_study(
+        name, suite, bundle=bundle, recipe=recipe, out=out, split=split, limit=limit, quick=quick, seed=seed,
+        batch_size=batch_size, search=search, trials=trials, peers=peers, command=command, progress=progress, tell=tell,
+    )  # fmt: skip
     if as_json:
         print_json([result.to_dict() for result in results] if name == ALL else results[0].to_dict())
     elif not quiet:

@@ -14,11 +14,13 @@ from massmerge.merging.verify import Verification, verify_bundle
 @click.argument("bundle", type=click.Path(file_okay=False))
 @click.option("--experts", is_flag=True, help="Compare every delta with the original expert's.")
 @click.option(
-    "--folder", type=click.Path(file_okay=False), help="Where the recipe's relative paths start; here by default."
+    "--folder",
+    type=click.Path(file_okay=False),
+    help="Where relative paths of the recipe start; the current folder by default.",
 )
 @verb
 def verify(bundle: str, experts: bool, folder: str | None, as_json: bool, quiet: bool) -> None:
-    """Check every checksum of BUNDLE, and with --experts its deltas; exit code 1 where something is off."""
+    """Check every checksum of BUNDLE, and with --experts its deltas; exit code 1 if a check fails."""
     with counting(quiet or as_json, "step") as progress:
         result = verify_bundle(bundle, experts=experts, folder=folder, progress=progress)
     if as_json:
@@ -34,13 +36,11 @@ def describe(result: Verification) -> str:
     if result.damage:
         faults = "\n".join(f"  {fault}" for fault in result.damage)
         return f"{result.path}: damaged\n{faults}\nMerge again, or copy the bundle again."
-    parts = [f"{result.path}: all {result.files} files are as the manifest says"]
+    parts = [f"{result.path}: all {result.files} files match the manifest"]
     if result.tasks:
-        rows = [
-            [t.task, t.expert, f"{t.error:.2e}", "off" if t.faults else "as its ranks promise"] for t in result.tasks
-        ]
+        rows = [[t.task, t.expert, f"{t.error:.2e}", "off" if t.faults else "as expected"] for t in result.tasks]
         parts.append(table(["task", "expert", "relative error of the deltas", "verdict"], rows))
         worst = [[t.task, e.tensor, f"{e.error:.2e}", f"{e.promised:.2e}"] for t in result.tasks for e in t.worst[:3]]
-        parts.append("worst tensors\n" + table(["task", "tensor", "error", "promised by its rank"], worst))
+        parts.append("worst tensors\n" + table(["task", "tensor", "error", "expected at its rank"], worst))
         parts += [f"{t.task}: {fault}" for t in result.tasks for fault in t.faults]
     return "\n\n".join(parts)

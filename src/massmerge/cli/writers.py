@@ -52,7 +52,7 @@ def flat(name: str, prediction: Prediction) -> dict[str, Any]:
 
 
 class TableWriter:
-    """For people: a line an answer, in columns of fixed width."""
+    """For people: one line per answer, in columns of fixed width."""
 
     def __init__(self) -> None:
         self._begun = False
@@ -77,7 +77,7 @@ class TableWriter:
 
 
 class JsonLinesWriter:
-    """A JSON object a line, with everything that is known of the answer."""
+    """One JSON object per line, with everything that is known of the answer."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -89,7 +89,7 @@ class JsonLinesWriter:
 
 
 class CsvWriter:
-    """A row an answer."""
+    """One row per answer."""
 
     def __init__(self, file: TextIO) -> None:
         self._writer = csv.DictWriter(file, _COLUMNS)
@@ -220,7 +220,7 @@ def _text_writer(form: str, file: TextIO) -> Writer:
 
 
 def choose_format(wanted: str | None, out: str | None, *, as_json: bool) -> str:
-    """The format of the answers: as told by an option or by the name of the file, else a table."""
+    """The format of the answers: from an option or the file name, else a table."""
     suffix = Path(out or "").suffix.lower().lstrip(".")
     ending = {"json": "jsonl"}.get(suffix, suffix)
     told = {"--json": "jsonl"} if as_json else {}

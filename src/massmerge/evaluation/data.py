@@ -14,7 +14,7 @@ import numpy as np
 
 from massmerge.errors import InputError, MassError, listing
 from massmerge.evaluation.metrics import plain_text
-from massmerge.evaluation.sources import Source, open_source
+from massmerge.evaluation.sources import RowSource, open_source
 from massmerge.evaluation.spool import Spool
 from massmerge.evaluation.suite import VALIDATION, Suite, SuiteTask, label_set
 
@@ -26,7 +26,7 @@ class TaskData:
     """The rows of one task that are measured."""
 
     task: str
-    source: Source
+    source: RowSource
     rows: list[int]
     """Their places in the source, ascending."""
     labels: list[str]
@@ -54,7 +54,7 @@ class TaskData:
         for item in self.source.inputs(self.rows[len(self.inputs) :]):
             self.inputs.add(self.prompted(item))
         if len(self.inputs) != len(self.rows):
-            raise MassError(f"{self.where}: has changed while it was read: rows are missing. Run again.")
+            raise MassError(f"{self.where}: changed while it was being read: rows are missing. Run again.")
 
     def sha256(self) -> str:
         """Checksum of inputs and labels, so that figures of the same rows can be told from others."""
@@ -85,7 +85,7 @@ def read_task(
         known: the labels of its head; none for a task that writes its answers.
         image: whether inputs are images.
         split: the split, if one is asked for.
-        limit: at most so many rows, drawn at random.
+        limit: at most this many rows, drawn at random.
         seed: of that draw; a smaller limit takes some of the rows of a larger one.
 
     Raises:
@@ -111,7 +111,7 @@ def read_task(
         labels = [plain_text(label) for label in labels]
     there = _part(name, task, split, len(labels)) if task.is_part(split) else np.arange(len(labels))
     if not len(there):
-        raise InputError(f"{source.where}: the split {split!r} has no rows ({len(labels)} are too few to be divided).")
+        raise InputError(f"{source.where}: the split {split!r} has no rows ({len(labels)} are too few to split).")
     draw = np.random.default_rng((seed, zlib.crc32(name.encode()))).permutation(len(there))
     rows = sorted(there[draw[:limit]].tolist())
     return TaskData(name, source, rows, [labels[row] for row in rows], len(there), task.prompted)
@@ -124,7 +124,7 @@ def _part(name: str, task: SuiteTask, split: str | None, count: int) -> np.ndarr
     return np.sort(order[:held] if split == VALIDATION else order[held:])
 
 
-def _refuse_unknown_labels(source: Source, task: SuiteTask, labels: list[str], known: Sequence[str]) -> None:
+def _refuse_unknown_labels(source: RowSource, task: SuiteTask, labels: list[str], known: Sequence[str]) -> None:
     named = set().union(*map(label_set, labels)) if task.metric == "micro_f1" else set(labels)
     unknown = sorted(named - set(known))
     if unknown:
@@ -149,7 +149,7 @@ def _some(labels: Iterable[str]) -> str:
     return ", ".join(names[:_SHOWN]) + rest
 
 
-def _refuse_other_than_numbers(source: Source, labels: list[str], known: Sequence[str] | None) -> None:
+def _refuse_other_than_numbers(source: RowSource, labels: list[str], known: Sequence[str] | None) -> None:
     if known is not None and len(known) != 1:
         raise InputError(
             f"{source.where}: `metric: spearman` is for heads with one output; this one has {len(known)}: {_some(known)}."
@@ -160,7 +160,7 @@ def _refuse_other_than_numbers(source: Source, labels: list[str], known: Sequenc
         except ValueError:
             good = False
         if not good:
-            raise InputError(f"{source.row_name(row)}: {label!r} is no number, which `metric: spearman` needs.")
+            raise InputError(f"{source.row_name(row)}: {label!r} is not a number, which `metric: spearman` needs.")
 
 
 def read_suite(
@@ -181,7 +181,7 @@ def read_suite(
         known: for each task of the bundle the labels of its head, or none if it writes its answers.
         image: whether inputs are images.
         split: the split, if one is asked for; `test` otherwise.
-        limit: at most so many rows of each task.
+        limit: at most this many rows per task.
         seed: of the draw of rows.
     """
     absent = [task for task in suite.tasks if task not in known]

@@ -10,9 +10,9 @@ from typing import Any, Literal
 from massmerge.errors import InputError
 from massmerge.evaluation.experts import Experts, open_experts
 from massmerge.evaluation.metrics import shared_groups
-from massmerge.evaluation.prepared import Prepared, prepare_evaluation
+from massmerge.evaluation.prepared import PreparedEvaluation, prepare_evaluation
 from massmerge.evaluation.report import require_matplotlib
-from massmerge.evaluation.results import Evaluation, RowResult, Sizes, TaskResult, count_routes, count_sets
+from massmerge.evaluation.results import BundleSizes, Evaluation, RowResult, TaskResult, count_routes, count_sets
 from massmerge.evaluation.run import Progress, run_experts, run_known, run_stream, silent
 from massmerge.evaluation.scoring import mean_figures, score_task
 from massmerge.evaluation.suite import DEFAULT_SPLIT, Suite
@@ -27,7 +27,6 @@ def evaluate(
     bundle: str | Path | Model,
     suite: str | Path | Suite,
     *,
-    folder: str | Path | None = None,
     tasks: Sequence[str] | None = None,
     split: str | None = None,
     limit: int | None = None,
@@ -39,32 +38,33 @@ def evaluate(
     cache: str | int = 0,
     oracle: bool = True,
     experts: bool = False,
-    expert_folder: str | Path | None = None,
+    folder: str | Path | None = None,
+    suite_folder: str | Path | None = None,
     report: str | Path | None = None,
     progress: Progress = silent,
 ) -> Evaluation:
     """Measure a bundle, or a static merge, on the labelled data of a suite.
 
-    The rows of all tasks are shuffled into one stream that carries no task names. An answer is right when task and label
+    The rows of all tasks are shuffled into one stream that carries no task names. An answer is correct if task and label
     both are. A row that cannot be read counts as wrong.
 
     Args:
         bundle: a bundle's folder, or a loaded model (then there are no sizes, and no experts); or what `merge` wrote with a
             static method, which routes nothing: the head with the largest logit answers.
         suite: a suite's path, or a `Suite`.
-        folder: what the suite's relative paths start from; its own folder if a path is given.
         tasks: measure these tasks of the suite only; inputs may still be routed to any task of the bundle.
         split: what `{split}` stands for in the suite's paths; `test` by default.
-        limit: at most so many rows of each task, drawn at random.
+        limit: at most this many rows per task, drawn at random.
         seed: of that draw, of the stream and of the bootstrap.
         router: as in `load`.
         route: `input`, or `batch` for a stream of batches of one task each, with one decision for each batch.
         batch_size: inputs that run at once.
         unknown: when to abstain, instead of what the recipe says.
         cache: as in `load`.
-        oracle: whether the same rows are also answered with their task given.
-        experts: whether each task's own expert is measured on the same rows.
-        expert_folder: what the recipe's relative paths start from; the current folder by default.
+        oracle: also answer the same rows with the task given.
+        experts: also measure each task's own expert on the same rows.
+        folder: what the recipe's relative paths start from, with `experts`; the current folder by default.
+        suite_folder: what the suite's relative paths start from; its own folder if a path is given.
         report: folder that gets tables, plots, figures and all answers; answers of experts are kept there.
         progress: wraps iterables whose items take time.
 
@@ -73,14 +73,14 @@ def evaluate(
     """
     if batch_size < 1:
         raise InputError("batch_size must be at least 1.")
-    ready = prepare_evaluation(bundle, suite, folder=folder, tasks=tasks, split=split, limit=limit, seed=seed)
+    ready = prepare_evaluation(bundle, suite, folder=suite_folder, tasks=tasks, split=split, limit=limit, seed=seed)
     if ready.writes and route == "batch":
-        raise InputError("prompts are routed one by one: route is 'input' for bundles that write their answers.")
+        raise InputError("generative bundles route each prompt by itself: use route='input'.")
     if report is not None:
         require_matplotlib()
     if ready.static is not None:
         _refuse_routing(ready.static, {"router": router, "unknown": unknown}, route, oracle=oracle)
-    opened = _open_experts(ready, expert_folder) if experts else None
+    opened = _open_experts(ready, folder) if experts else None
     model: Model | StaticModel
     if ready.static is not None:
         model = StaticModel(ready.static.path)
@@ -115,18 +115,18 @@ def _refuse_routing(static: StaticFolder, options: dict[str, object], route: str
     asked = [name for name, value in options.items() if value] + (["route"] if route != "input" else [])
     if asked:
         raise InputError(
-            f"{static.path}: merged by {static.method}, which routes nothing. Leave {', '.join(asked)} out; bundles have it."
+            f"{static.path}: merged by {static.method}, which does not route. Leave out {', '.join(asked)}, for "
+            "bundles only."
         )
     if static.needs_task and not oracle:
-        raise InputError(
-            f"{static.path}: {static.method} must be told the task. Measure it with the task given (--oracle)."
-        )
+        raise InputError(f"{static.path}: {static.method} needs the task. Measure it with the task given (--oracle).")
 
 
-def _open_experts(ready: Prepared, folder: str | Path | None) -> Experts:
+def _open_experts(ready: PreparedEvaluation, folder: str | Path | None) -> Experts:
     if ready.static is not None:
         raise InputError(
-            f"{ready.static.path}: the experts are measured beside a bundle. `mass study methods` has both in one table; or "
+            f"{ready.static.path}: experts are only measured with a bundle. `mass study methods` shows both in "
+            "one table; or "
             "give each task a `reference` in the suite."
         )
     if ready.bundle is None:
@@ -135,7 +135,7 @@ def _open_experts(ready: Prepared, folder: str | Path | None) -> Experts:
 
 
 def collect(
-    ready: Prepared,
+    ready: PreparedEvaluation,
     rows: list[RowResult],
     timings: dict[str, float],
     *,
@@ -157,9 +157,9 @@ def collect(
     results = tuple(one.result for one in scored)
     sizes = None
     if ready.bundle is not None:
-        sizes = Sizes(ready.bundle.counted_bytes, ready.bundle.head_bytes, ready.bundle.base_bytes)
+        sizes = BundleSizes(ready.bundle.counted_bytes, ready.bundle.head_bytes, ready.bundle.base_bytes)
     elif ready.static is not None:
-        sizes = Sizes(ready.static.nbytes, ready.static.head_bytes, ready.static.base_bytes)
+        sizes = BundleSizes(ready.static.nbytes, ready.static.head_bytes, ready.static.base_bytes)
     return Evaluation(
         ready.suite.name or "suite", name, options, results, mean_figures(scored),
         count_routes(rows, list(ready.data), ready.tasks), count_sets(rows), timings, sizes,
@@ -169,17 +169,17 @@ def collect(
     )  # fmt: skip
 
 
-def _static_notes(ready: Prepared) -> Iterator[str]:
+def _static_notes(ready: PreparedEvaluation) -> Iterator[str]:
     """What the figures of a static merge mean."""
     if ready.static is None:
         return
     method = ready.static.method
     if ready.static.needs_task:
-        yield f"{method} keeps a model for each task and must be told which: only figures with the task known are its own."
+        yield f"{method} keeps one model per task and needs the task: only the figures with the task given are its own."
     elif ready.writes:
-        yield f"{method} writes one text for each prompt and names no task: a text is right whatever task it was for."
+        yield f"{method} generates one text per prompt and names no task: a text is correct whatever its task."
     else:
-        yield f"{method} routes nothing: an input counts as routed to the task whose head has the largest logit."
+        yield f"{method} does not route: an input counts as routed to the task whose head has the largest logit."
 
 
 def _notes(results: tuple[TaskResult, ...], suite: Suite, options: dict[str, Any]) -> Iterator[str]:
@@ -188,20 +188,20 @@ def _notes(results: tuple[TaskResult, ...], suite: Suite, options: dict[str, Any
     if without:
         which = "" if len(without) == len(results) else f" for {', '.join(without)}"
         yield (
-            f"no reference{which}: normalised figures are left out. Measure the experts by --experts, or add "
+            f"no reference{which}: normalised figures are left out. Measure the experts with --experts, or add "
             "`reference:` (the expert's own figure on these rows) to the tasks of the suite."
         )
         if options["split"] != DEFAULT_SPLIT and any(suite.tasks[task].reference is not None for task in without):
             yield (
-                f"a `reference` that is one number is of the split {DEFAULT_SPLIT!r}; for others write "
+                f"a single number as `reference` is for the split {DEFAULT_SPLIT!r}; for other splits write "
                 f"`reference: {{{DEFAULT_SPLIT}: …, {options['split']}: …}}`."
             )
     drawn = [r.task for r in results if r.reference_source == "suite" and r.rows < r.total]
     if drawn:
         yield (
-            f"references of {', '.join(drawn)} are of all their rows, the figures of those that were drawn: normalised "
+            f"references of {', '.join(drawn)} were measured on all rows, the figures on a sample: normalised "
             "figures are approximate. --experts measures the experts on the same rows."
         )
     useless = [result.task for result in results if result.reference is not None and result.reference <= 0]
     if useless:
-        yield f"the expert gets nothing right: nothing can be normalised by it: {', '.join(useless)}."
+        yield f"no normalised figures for {', '.join(useless)}: the reference is 0."

@@ -41,7 +41,7 @@ def open_experts(bundle: Bundle, folder: Path) -> Experts:
     """The base and the experts that a bundle was made from.
 
     Raises:
-        InputError: one of them is not there any more, or is no expert of the base.
+        InputError: one of them is missing, or is not an expert of the base.
     """
     try:
         prepared = open_recipe(bundle.recipe, folder, download=True)
@@ -49,8 +49,8 @@ def open_experts(bundle: Bundle, folder: Path) -> Experts:
             raise problems_error(prepared.plan.errors)
     except InputError as error:
         raise InputError(
-            f"{error}\nThe experts' own figures need the experts. The recipe's relative paths were looked up from "
-            f"{folder.resolve()}; --folder names another place. Or give each task a `reference` in the suite."
+            f"{error}\nMeasuring the experts needs their files. Relative paths of the recipe start at "
+            f"{folder.resolve()}; use --folder to change that. Or give each task a `reference` in the suite."
         ) from None
     return Experts(bundle, prepared)
 

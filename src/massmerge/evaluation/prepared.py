@@ -47,7 +47,7 @@ class Measurable(Protocol):
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedEvaluation:
     """An evaluation before anything is run: the bundle's labels and the chosen rows of every task."""
 
     suite: Suite
@@ -79,7 +79,7 @@ def prepare_evaluation(
     split: str | None = None,
     limit: int | None = None,
     seed: int = 0,
-) -> Prepared:
+) -> PreparedEvaluation:
     """Find the rows that an evaluation would run, and refuse what is wrong with them; see `evaluate`."""
     if limit is not None and limit < 1:
         raise InputError("limit must be at least 1.")
@@ -110,7 +110,7 @@ def prepare_evaluation(
     unmeasured = [name for name in names if name not in data]
     if unmeasured:
         notes.append(f"not measured, though inputs may be routed there: {', '.join(unmeasured)}.")
-    return Prepared(chosen, opened, names, labels, shared, data, notes, writes, static)
+    return PreparedEvaluation(chosen, opened, names, labels, shared, data, notes, writes, static)
 
 
 def _plain_label(name: str) -> str:

@@ -77,8 +77,8 @@ def require_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise MassError(
-            "a report has plots, which need matplotlib: pip install 'massmerge[eval]'. The figures need nothing: leave "
-            "--report out."
+            "a report has plots, which need matplotlib: pip install 'massmerge[eval]'. Leave --report out "
+            "to get the figures only."
         ) from None
 
 

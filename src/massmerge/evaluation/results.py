@@ -94,7 +94,7 @@ class Confusion:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BundleSizes:
     """Bytes of a bundle."""
 
     bundle: int
@@ -124,7 +124,7 @@ class Evaluation:
     """How many rows had a selected set of each size; 0 where the model abstained."""
     timings: dict[str, float]
     """Milliseconds an input: first pass, routing, second pass, heads; and `all` with reading and preparing inputs."""
-    sizes: Sizes | None
+    sizes: BundleSizes | None
     notes: tuple[str, ...]
     created: str
     results: tuple[RowResult, ...] = field(repr=False)

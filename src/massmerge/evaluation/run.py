@@ -11,7 +11,7 @@ from typing import Any, Literal
 from massmerge.evaluation.data import batches_of_one_task, stream_order
 from massmerge.evaluation.experts import Experts, expert_answers
 from massmerge.evaluation.metrics import given_of, written
-from massmerge.evaluation.prepared import Prepared
+from massmerge.evaluation.prepared import PreparedEvaluation
 from massmerge.evaluation.results import RowResult
 from massmerge.model.answers import Prediction
 from massmerge.model.model import Model
@@ -29,7 +29,7 @@ def silent(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
 
 def run_stream(
     model: Model | StaticModel,
-    ready: Prepared,
+    ready: PreparedEvaluation,
     *,
     seed: int,
     route: Literal["input", "batch"],
@@ -37,7 +37,7 @@ def run_stream(
     unknown: dict[str, float] | None,
     progress: Progress = silent,
 ) -> tuple[list[RowResult], dict[str, float]]:
-    """Every row once, shuffled, without its task's name: what came of each, and milliseconds an input."""
+    """Every row once, shuffled, without its task's name: the result of each, and milliseconds per input."""
     if route == "input":
         parts = [_like_lengths(stream_order(ready.counts, seed), ready, _WINDOW * batch_size)]
     else:
@@ -63,7 +63,7 @@ def run_stream(
 
 def _answers(
     model: Model | StaticModel,
-    ready: Prepared,
+    ready: PreparedEvaluation,
     items: Iterable[Any],
     *,
     batch_size: int,
@@ -88,7 +88,7 @@ def _answers(
         )
 
 
-def _like_lengths(order: list[tuple[str, int]], ready: Prepared, window: int) -> list[tuple[str, int]]:
+def _like_lengths(order: list[tuple[str, int]], ready: PreparedEvaluation, window: int) -> list[tuple[str, int]]:
     """The stream, texts of each window sorted by length: answers do not depend on their batch, but padding costs time."""
 
     def length(pair: tuple[str, int]) -> int:
@@ -98,7 +98,7 @@ def _like_lengths(order: list[tuple[str, int]], ready: Prepared, window: int) ->
     return [pair for at in range(0, len(order), window) for pair in sorted(order[at : at + window], key=length)]
 
 
-def _row(ready: Prepared, task: str, place: int, answer: Prediction) -> RowResult:
+def _row(ready: PreparedEvaluation, task: str, place: int, answer: Prediction) -> RowResult:
     routing = answer.routing
     residuals = array("f", [routing.residuals[t] for t in ready.tasks] if routing and routing.residuals else [])
     # A static merge routes nothing: the head that answers is whose task it found.
@@ -108,7 +108,12 @@ def _row(ready: Prepared, task: str, place: int, answer: Prediction) -> RowResul
 
 
 def run_known(
-    model: Model | StaticModel, ready: Prepared, rows: list[RowResult], *, batch_size: int, progress: Progress = silent
+    model: Model | StaticModel,
+    ready: PreparedEvaluation,
+    rows: list[RowResult],
+    *,
+    batch_size: int,
+    progress: Progress = silent,
 ) -> None:
     """Answer the rows with their task given.
 
@@ -127,13 +132,13 @@ def run_known(
             given = _answers(model, ready, items, task=task, batch_size=batch_size)
             yield from zip(missed, given, strict=True)
 
-    for row, answer in progress(answers(), "with the task known", sum(map(len, other.values()))):
+    for row, answer in progress(answers(), "with the task given", sum(map(len, other.values()))):
         row.known = given_of(answer)
 
 
 def run_experts(
     opened: Experts,
-    ready: Prepared,
+    ready: PreparedEvaluation,
     rows: list[RowResult],
     *,
     batch_size: int,

@@ -54,7 +54,7 @@ def choose_scale(
         suite: a suite, or the path of one; its paths are relative to its folder.
         work: folder for the unscaled merge; it is removed at the end.
         folder: what relative paths in the recipe start from; its own folder if a path is given.
-        limit: at most so many rows of each task, drawn by `seed`.
+        limit: at most this many rows per task, drawn by `seed`.
         seed: of that draw.
         workers: as in `merge`.
         progress: wraps the candidates.

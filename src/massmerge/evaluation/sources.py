@@ -16,7 +16,7 @@ from massmerge.io.rows import IMAGE_SUFFIXES, TABLE_SUFFIXES, read_table
 _TEXT_SUFFIXES = {".txt", ".md"}
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Where the rows of a task lie."""
 
     @property
@@ -50,12 +50,10 @@ class FolderSource:
         kinds = ", ".join(sorted(suffixes))
         if len(classes) < len(found):
             stray = next(p for p in found if p.parent == path)
-            raise InputError(
-                f"{stray}: lies in no class. Put it into the folder of its class, {path}/CLASS/{stray.name}."
-            )
+            raise InputError(f"{stray}: is not in a class folder. Move it to {path}/CLASS/{stray.name}.")
         if not found:
             raise InputError(
-                f"{path}: no files by class in it. Make a folder for each class, with its files ({kinds})."
+                f"{path}: contains no class folders. Create one folder per class with its files ({kinds})."
             )
         self._files, self._classes = found, classes
 
@@ -88,7 +86,9 @@ class TableSource:
             there = f" Its folder holds {', '.join(beside[:12])}." if beside else ""
             raise InputError(f"{path}: no such file.{there}")
         if path.suffix.lower() not in TABLE_SUFFIXES:
-            raise InputError(f"{path}: a table is a file that ends in {', '.join(sorted(TABLE_SUFFIXES))}.")
+            raise InputError(
+                f"{path}: not a supported table. Use a file that ends in {', '.join(sorted(TABLE_SUFFIXES))}."
+            )
 
     def labels(self) -> Iterator[Any]:
         """The label column."""
@@ -129,7 +129,7 @@ class DatasetSource:
         self.where = f"{place} ({name})"
         self._columns, self._label, self._image, self._folder = task.columns, task.label_column, image, folder
         if split is not None and (folder / place / "state.json").is_file():
-            raise InputError(f"{place}: the split {split!r} was asked for, but this dataset was saved without splits.")
+            raise InputError(f"{place}: the split {split!r} was requested, but this dataset was saved without splits.")
         rows = _load_dataset(place, task.config, name, folder)
         for column in (*self._columns, self._label):
             if column not in rows.column_names:
@@ -167,7 +167,7 @@ def _load_dataset(place: str, config: str | None, split: str, folder: Path) -> A
     try:
         import datasets
     except ImportError:
-        raise MassError("ids of datasets need the library: pip install 'massmerge[eval]'") from None
+        raise MassError("dataset ids need the datasets library: pip install 'massmerge[eval]'") from None
     local = folder / place
     try:
         if (local / "dataset_dict.json").is_file():
@@ -180,7 +180,7 @@ def _load_dataset(place: str, config: str | None, split: str, folder: Path) -> A
     except Exception as error:  # the library passes on errors of every format and transport
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InputError(
-            f"{place} (split {split!r}{f', config {config!r}' if config else ''}): not to be had from datasets ({reason}). "
+            f"{place} (split {split!r}{f', config {config!r}' if config else ''}): not available from datasets ({reason}). "
             "Check id, config and split; a hub id has to be downloaded once while online."
         ) from None
 
@@ -202,10 +202,10 @@ def _cell(values: list[Any], folder: Path, *, image: bool) -> Any:
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
         if not value:
-            return InputError("the cell of the picture is empty.")
+            return InputError("the image cell is empty.")
         return bytes(value) if isinstance(value, bytes | bytearray) else folder / str(value)
     if all(value in (None, "") for value in values):
-        return InputError("the cell of the text is empty.")
+        return InputError("the text cell is empty.")
     texts = ["" if value is None else str(value) for value in values]
     return tuple(texts) if len(texts) > 1 else texts[0]
 
@@ -220,10 +220,10 @@ def _exchanged(picture: Any) -> Any:
             found.transpose(Image.Transpose.TRANSPOSE).save(turned, "PNG")
             return turned.getvalue()
     except OSError as error:
-        return InputError(f"cannot be read as a picture ({error}).")
+        return InputError(f"not a readable image ({error}).")
 
 
-def open_source(task: SuiteTask, folder: Path, split: str | None, *, image: bool) -> Source:
+def open_source(task: SuiteTask, folder: Path, split: str | None, *, image: bool) -> RowSource:
     """Where a task's rows lie; relative paths start from `folder`."""
     if task.dataset is not None:
         return DatasetSource(task, folder, split, image=image)

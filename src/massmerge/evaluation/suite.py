@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from massmerge.errors import InputError
 from massmerge.io import yaml_file as yamlfile
-from massmerge.io.yaml_file import Part
+from massmerge.io.yaml_file import Section
 from massmerge.merging.heads.labels import read_labels
 from massmerge.recipe import ProblemType
 
@@ -25,7 +25,7 @@ _Share = Annotated[float, Field(gt=0.0, le=1.0)]
 _Part = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
-class SuiteTask(Part):
+class SuiteTask(Section):
     """The evaluation data of one task: a table, a folder of files by class, or an id of the `datasets` library."""
 
     data: str | None = None
@@ -45,15 +45,15 @@ class SuiteTask(Part):
     prompt: str | None = None
     """What the model is asked: a text with the input columns in braces, such as `Is "{sentence}" good or bad?`."""
     label: str | None = None
-    """The column of the labels; `label` unless told."""
+    """The column of the labels; `label` by default."""
     labels: dict[str, str] | list[str] | str | None = None
-    """What the head calls the values of that column: a mapping, or for numbers a list, or a file with one a line."""
+    """What the head calls the values of that column: a mapping, or for numbers a list, or a file with one per line."""
     separator: str = Field(default=",", min_length=1)
     """For multi-label tasks: what stands between the labels of a row that are one text."""
     transposed: bool = False
     """Whether the pictures are stored with rows and columns exchanged, as EMNIST's are."""
     metric: Metric = "accuracy"
-    """Unless told, `micro_f1` for multi-label heads and `spearman` for heads that give a number."""
+    """By default, `micro_f1` for multi-label heads and `spearman` for heads that give a number."""
     positive: str | None = None
     """For `f1`: the label that it is of; the mean over all labels without it."""
     reference: _Share | dict[str, _Share] | None = None
@@ -152,13 +152,13 @@ class SuiteTask(Part):
         text = self.data or self.folder or self.dataset or ""
         if self.dataset is None and split is not None and SPLIT not in text:
             raise InputError(
-                f"{text}: the split {split!r} was asked for, but this names one file whatever the split. "
+                f"{text}: the split {split!r} was requested, but the path is the same for every split. "
                 f"Write {SPLIT} into the path, or leave --split out."
             )
         if self.dataset is not None and split is not None and self.split not in (None, SPLIT, split):
             raise InputError(
-                f"{text}: the split {split!r} was asked for, but the suite says split: {self.split}. "
-                "Take it out of the suite, or leave --split out."
+                f"{text}: the split {split!r} was requested, but the suite sets split: {self.split}. "
+                "Remove it from the suite, or leave --split out."
             )
         return text.replace(SPLIT, split or DEFAULT_SPLIT)
 
@@ -187,7 +187,7 @@ class SuiteTask(Part):
         return self.reference if split in (None, DEFAULT_SPLIT) else None
 
 
-class Suite(Part):
+class Suite(Section):
     """Tasks with their evaluation data. Unknown keys are errors."""
 
     tasks: Annotated[dict[str, SuiteTask], Field(min_length=1)]
@@ -251,8 +251,9 @@ class Suite(Part):
         same = [name for name, task in self.tasks.items() if task.overlap(VALIDATION, measured)]
         if same:
             raise InputError(
-                f"the split {VALIDATION!r} of {', '.join(same)} has the rows that are measured. Name another split, or say "
-                f"in the suite which share of the training rows is for validation: `validation: 0.1`."
+                f"the split {VALIDATION!r} of {', '.join(same)} contains the rows being measured. Name another "
+                "split, or set "
+                "the share of training rows for validation in the suite: `validation: 0.1`."
             )
 
     def only(self, tasks: list[str] | None) -> Suite:
@@ -282,7 +283,7 @@ def _refuse_prompt(prompt: str, columns: list[str]) -> None:
     try:
         named = {name for _, name, _, _ in Formatter().parse(prompt) if name is not None}
     except ValueError as error:
-        raise ValueError(f"prompt: {error}; a brace that is meant as one is written twice") from None
+        raise ValueError(f"prompt: {error}; write a literal brace twice") from None
     if named != set(columns):
         raise ValueError(
             f"prompt must name the input columns in braces ({', '.join(f'{{{c}}}' for c in columns) or 'there are none'}); "

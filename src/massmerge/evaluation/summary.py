@@ -18,7 +18,7 @@ from massmerge.io.durable import write_text
 
 _SHOWN_FAILURES = 20
 METHOD = (
-    "The rows of all tasks are shuffled into one stream that carries no task names. An answer is right when task and "
+    "The rows of all tasks are shuffled into one stream that carries no task names. An answer is correct if task and "
     "label both are (strict), or when its label is declared to mean the same as the true one (shared). Rows that cannot be "
     "read and inputs that the model abstains from count as wrong. Micro-F1 counts all pairs of task and label. "
     "Normalised figures are divided by the expert's own. "
@@ -59,7 +59,7 @@ def task_table(found: Evaluation) -> Table:
     if found.routes:
         columns.append(("routing", lambda t: percent(t.routing.value)))
     if any(task.known for task in found.tasks):
-        columns.append(("task known", lambda t: percent(t.known and t.known.value)))
+        columns.append(("task given", lambda t: percent(t.known and t.known.value)))
     if any(task.reference is not None for task in found.tasks):
         columns.append(("expert", lambda t: percent(t.reference)))
         columns.append(("normalised", lambda t: percent(t.normalised and t.normalised.value)))
@@ -77,11 +77,11 @@ def mean_table(found: Evaluation) -> Table:
         "shared": f"{metric}, shared labels" if found.shares_labels else "",
         "routing": "routing" if found.routes else "",
         "in_set": "own task in the selected set" if max(found.set_sizes, default=1) > 1 else "",
-        "known": f"{metric} with the task known",
+        "known": f"{metric} with the task given",
         "reference": f"{metric} of the experts",
         "normalised": f"normalised {metric}, strict" if found.shares_labels else f"normalised {metric}",
         "normalised_shared": f"normalised {metric}, shared labels" if found.shares_labels else "",
-        "normalised_known": f"normalised {metric} with the task known",
+        "normalised_known": f"normalised {metric} with the task given",
     }
     rows = []
     for name, mean in found.means.items():
@@ -130,7 +130,7 @@ def facts(found: Evaluation) -> Iterator[tuple[str, str]]:
     steps = [f"{name} {ms:.1f} ms" for name, ms in found.timings.items() if name != "all"]
     if steps:
         everything = found.timings["all"]
-        yield "time an input", ", ".join(steps) + f"; with reading and preparing it {everything:.1f} ms"
+        yield "time per input", ", ".join(steps) + f"; with reading and preparing it {everything:.1f} ms"
     if found.sizes is not None:
         sizes_of, kind = found.sizes, "merge" if "method" in found.options else "bundle"
         yield (
@@ -181,7 +181,7 @@ def report_parts(found: Evaluation) -> list[Part]:
     parts += _routing_parts(found) if found.routes else []
     residuals = residual_pairs(found)
     if residuals:
-        caption = "Residuals of each task's rows: of their own task, and the least of all others."
+        caption = "Residuals of each task's rows: of their own task, and the lowest of all others."
         parts.append(Picture("residuals", caption, plots.residual_histograms(residuals)))
     parts += [Heading("Costs and sets"), Items([f"{name}: {words}" for name, words in facts(found)])]
     if found.failures:
@@ -220,12 +220,12 @@ def _with_deviation(found: Evaluation, name: str) -> str:
 
 
 def _radar(found: Evaluation) -> Any:
-    """The bundle's figures beside those with the task known and those of the experts."""
+    """The bundle's figures beside those with the task given and those of the experts."""
     series = {"bundle": [max(0.0, task.strict.value) for task in found.tasks]}
     if "reference" in found.means:
         series["experts"] = [float(task.reference or 0.0) for task in found.tasks]
     if "known" in found.means:
-        series["bundle, task known"] = [max(0.0, task.known.value) for task in found.tasks if task.known is not None]
+        series["bundle, task given"] = [max(0.0, task.known.value) for task in found.tasks if task.known is not None]
     return plots.radar([task.task for task in found.tasks], series)
 
 

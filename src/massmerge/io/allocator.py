@@ -2,8 +2,8 @@
 
 A merge and a model want opposite things. A merge's buffers are all of other sizes, and on the heap they leave holes. A model
 allocates the same buffers for every batch, and memory that went back to the system in between comes back page by page,
-which can take as long as the arithmetic. Both settings are the process's: the last word holds. Who has set the allocator by
-glibc's own environment variables is left alone.
+which can take as long as the arithmetic. Both settings apply to the process, and the last one holds. Allocator
+settings from glibc's own environment variables are kept.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ def read_inputs(
 ) -> Iterator[NamedInput]:
     """Every input that a command line names, one after the other; what cannot be read is an input that is an error.
 
-    `-` is standard input, a line an input. A text file gives a line an input, a table a row an input, a folder a file an
-    input. For a text model what is no file is the text itself, unless it looks like the name of one.
+    `-` is standard input, one input per line. A text file gives one input per line, a table one per row, a folder one per
+    file. For a text model anything that is not a file is the text itself, unless it looks like the name of one.
     """
     for argument in given:
         path = Path(argument)
@@ -69,7 +69,7 @@ def is_file_or_folder(argument: str) -> bool:
 
 
 def _exists(path: Path) -> bool:
-    """Whether the path is a file; a long text is no path at all."""
+    """Whether the path is a file; a long text is not a path."""
     try:
         return path.is_file()
     except OSError:
@@ -148,7 +148,7 @@ def _why_unread(error: UnicodeDecodeError | OSError) -> str:
 def _table(path: Path, column: str | None, *, image: bool) -> Iterator[NamedInput]:
     """A column of a table; pictures in it are bytes, or paths relative to the table."""
     if column is None:
-        yield NamedInput(str(path), InputError(f"{path}: say which column holds the inputs: --column NAME."))
+        yield NamedInput(str(path), InputError(f"{path}: name the column that holds the inputs: --column NAME."))
         return
     for number, row in _numbered_rows(path, [column]):
         name = str(path) if number is None else f"{path}:{number}"
@@ -181,8 +181,8 @@ def picture(cell: Any, folder: Path) -> Any:
         try:
             return Image.open(io.BytesIO(cell))
         except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
-            return InputError(f"not an image that can be read ({_without_address(error)}).")
-    return folder / str(cell) if cell else InputError("there is neither a picture nor a path.")
+            return InputError(f"not a readable image ({_without_address(error)}).")
+    return folder / str(cell) if cell else InputError("contains neither an image nor a path.")
 
 
 def _without_address(error: Exception) -> str:

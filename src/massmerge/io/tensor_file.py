@@ -53,7 +53,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors of a safetensors file, from its header alone.
 
     Raises:
-        InputError: the file is no safetensors file, or is cut short.
+        InputError: the file is not a safetensors file, or is truncated.
     """
     try:
         size = path.stat().st_size
@@ -63,7 +63,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
                 raise ValueError(f"its header would be {length} bytes long, the file has {size}")
             entries = json.loads(file.read(length), object_pairs_hook=_unique)
         if not isinstance(entries, dict):
-            raise ValueError("its header is no mapping")
+            raise ValueError("its header is not a mapping")
         entries.pop("__metadata__", None)
         infos = {name: _info(entry, path, 8 + length) for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -72,12 +72,12 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     # As the library that writes such files demands: one tensor after the other, to the last byte of the file.
     for name, info in sorted(infos.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
         if info.offset != end:
-            kind = "a hole before" if info.offset > end else "an overlap at"
+            kind = "a gap before" if info.offset > end else "an overlap at"
             raise InputError(f"{path}: damaged: {kind} {name}. Download or save it again.")
         end += info.nbytes
     if end != size:
         raise InputError(
-            f"{path}: damaged: its header speaks of {end} bytes, the file has {size}. Download or save it again."
+            f"{path}: damaged: its header describes {end} bytes, the file has {size}. Download or save it again."
         )
     return infos
 
@@ -86,14 +86,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON, in which no key stands twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name in its header stands there twice")
+        raise ValueError("a name occurs twice in its header")
     return found
 
 
 def _whole(number: Any) -> int:
     """A number of a header, which JSON can also spell as a word or a fraction."""
     if type(number) is not int or not 0 <= number < _COUNT_LIMIT:
-        raise ValueError(f"{number!r} is no count")
+        raise ValueError(f"{number!r} is not a valid count")
     return number
 
 
@@ -116,7 +116,7 @@ def read_bytes(info: TensorInfo) -> bytearray:
         while done < len(data):
             count = file.readinto(view[done:])
             if not count:
-                raise InputError(f"{info.path}: cut short while it was read. Download or save it again.")
+                raise InputError(f"{info.path}: truncated while it was being read. Download or save it again.")
             done += count
     return data
 

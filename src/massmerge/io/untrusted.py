@@ -17,13 +17,13 @@ IMAGE_CONFIGS = ("preprocessor_config.json", "processor_config.json", "image_pro
 CONFIGS = (CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG, *IMAGE_CONFIGS)
 """The files that say which classes transformers makes, and how."""
 _CODE = {
-    "auto_map": "names classes of its own code",
-    "trust_remote_code": "allows code of its own",
-    "custom_generate": "names code of its own",
-    "custom_pipelines": "names code of its own",
-    "kernel_config": "names code to download",
-    "attribute_map": "gives fields of the configuration other names",
-    "quantization_config": "is for quantised weights, which cannot be merged and may need code to download",
+    "auto_map": "names custom classes",
+    "trust_remote_code": "allows custom code",
+    "custom_generate": "names custom code",
+    "custom_pipelines": "names custom code",
+    "kernel_config": "names remote code",
+    "attribute_map": "renames fields of the configuration",
+    "quantization_config": "is for quantised weights, which cannot be merged and may need remote code",
 }
 # What transformers or torch bring along. Other names are kernels of the hub, or replaced by one where they are missing.
 _BUILT_IN = {
@@ -59,7 +59,8 @@ def refuse(where: Path | str, faults: Iterator[str]) -> None:
     if found:
         raise InputError(
             f"{where}: refused:{listing(found)}\n"
-            "  massmerge runs no code from models and bounds their size. Remove the fields if the model works without."
+            "  massmerge runs no code from models and bounds their size. Remove these fields if the model works "
+            "without them."
         )
 
 
@@ -82,9 +83,9 @@ def _field_faults(key: str, value: Any) -> Iterator[str]:
     built_in = _BUILT_IN.get(key.removeprefix("_").removesuffix("_internal"))
     for choice in value.values() if isinstance(value, Mapping) else [value]:
         if built_in and choice is not None and choice not in built_in:
-            yield f"`{key}` is {choice!r}, which may be code to download; there are {', '.join(built_in)}"
+            yield f"`{key}` is {choice!r}, which may be remote code; supported: {', '.join(built_in)}"
     if isinstance(value, int | float) and value > _limit(key):
-        yield f"`{key}` is {value:,}, and at most {_limit(key):,} can be"
+        yield f"`{key}` is {value:,}; the maximum is {_limit(key):,}"
 
 
 def _limit(key: str) -> float:

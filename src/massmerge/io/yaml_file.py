@@ -1,4 +1,4 @@
-"""YAML files that people write, as pydantic models; every fault is told with its line and what would be right."""
+"""YAML files that people write, as pydantic models; every error names the line and what is expected."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from massmerge.errors import InputError
 
 
-class Part(BaseModel):
+class Section(BaseModel):
     """A part of such a file: unknown keys are faults, and nothing is changed once it is read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-_P = TypeVar("_P", bound=Part)
+_P = TypeVar("_P", bound=Section)
 # The parser in C, where PyYAML was built with it: a tenth of the time, which counts when a bundle is loaded.
 _QUICK = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -29,7 +29,7 @@ def read_text(path: Path, what: str) -> str:
     """The text of a file; `what` says in messages what it should be, such as `recipe`.
 
     Raises:
-        InputError: it is not there, or is no text.
+        InputError: it does not exist, or is not a text file.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -40,7 +40,7 @@ def read_text(path: Path, what: str) -> str:
 
 
 def _loaded(text: str) -> tuple[Any, Any]:
-    """The nodes and the values of a text; faults are told by the parser in Python, which finds their lines better."""
+    """The nodes and the values of a text; errors come from the parser in Python, which locates them better."""
     try:
         return yaml.compose(text, Loader=_QUICK), yaml.load(text, Loader=_QUICK)
     except yaml.YAMLError:
@@ -65,7 +65,7 @@ def parse(model: type[_P], text: str, name: str, what: str) -> _P:
     except RecursionError:
         raise InputError(f"{name}: nested too deeply, or an anchor in it refers to itself.") from None
     except ValueError as error:  # what looks like a date or a number and is none
-        raise InputError(f"{name}: a value in it cannot be read ({error}). Write it in quotes.") from None
+        raise InputError(f"{name}: contains a value that cannot be read ({error}). Write it in quotes.") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}:{mark.line + 1}" if mark else name
@@ -74,7 +74,7 @@ def parse(model: type[_P], text: str, name: str, what: str) -> _P:
         needed = [key for key, field in model.model_fields.items() if field.is_required()]
         keys = f"the keys {' and '.join(needed)}" if len(needed) > 1 else f"the key {needed[0]}"
         raise InputError(f"{name}: a {what} is a mapping with {keys}.")
-    faults = [f"{name}:{line}: the key {key!r} stands there twice" for key, line in repeated]
+    faults = [f"{name}:{line}: the key {key!r} occurs twice" for key, line in repeated]
     try:
         found = model.model_validate(data)
     except ValidationError as error:
@@ -85,7 +85,7 @@ def parse(model: type[_P], text: str, name: str, what: str) -> _P:
 
 
 def _faults(
-    model: type[Part], name: str, what: str, node: yaml.Node | None, data: Any, error: ValidationError
+    model: type[Section], name: str, what: str, node: yaml.Node | None, data: Any, error: ValidationError
 ) -> list[str]:
     """Every fault in the file's own words: line, key, what is wrong, what would be right."""
     found: dict[tuple[str | int, ...], list[Any]] = {}
@@ -105,14 +105,14 @@ def _path_in(data: Any, location: Sequence[str | int], *, missing: bool) -> tupl
     return (*path, location[-1]) if missing else tuple(path)
 
 
-def _fault(model: type[Part], what: str, path: Sequence[str | int], errors: Sequence[Any]) -> str:
+def _fault(model: type[Section], what: str, path: Sequence[str | int], errors: Sequence[Any]) -> str:
     key, kind, given = ".".join(str(p) for p in path) or what, errors[0]["type"], errors[0]["input"]
     if kind == "extra_forbidden":
         return f"unknown key {key!r} (known here: {', '.join(_known_keys(model, path[:-1]))})"
     if kind == "missing":
         return f"{key!r} is missing"
     if any(error["type"] == "too_short" for error in errors):
-        return f"{key!r} is empty; name at least one"
+        return f"{key!r} is empty; give at least one"
     messages = (e["msg"].removeprefix("Value error, ").removeprefix("Input ") for e in errors)
     words = " or ".join(dict.fromkeys(messages)).replace(" or should be ", " or ")
     words = re.sub(r"a valid dictionary or instance of \w+", "a mapping of keys to values", words)
@@ -122,7 +122,7 @@ def _fault(model: type[Part], what: str, path: Sequence[str | int], errors: Sequ
     return f"{key!r}: {words}{shown}"
 
 
-def _known_keys(model: type[Part], path: Sequence[str | int]) -> list[str]:
+def _known_keys(model: type[Section], path: Sequence[str | int]) -> list[str]:
     """Keys of the part of the file at that path."""
     kinds: list[Any] = [model]
     for part in path:

@@ -13,7 +13,7 @@ from massmerge.bundle.reader import Bundle
 from massmerge.bundle.watched_files import SourceFiles
 from massmerge.errors import InputError
 from massmerge.io import yaml_file as yamlfile
-from massmerge.io.yaml_file import Part
+from massmerge.io.yaml_file import Section
 from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.heads.text import template_sets
 from massmerge.merging.open_recipe import OpenedRecipe, open_recipe
@@ -21,7 +21,7 @@ from massmerge.merging.run import Progress, carry_out, workers_or_all
 from massmerge.recipe import Recipe, TaskRecipe, names_differ
 
 
-class Addition(Part):
+class Addition(Section):
     """What is added to a bundle: tasks as in a recipe, and the labels that they share with others."""
 
     tasks: Annotated[list[TaskRecipe], Field(min_length=1)]
@@ -47,7 +47,7 @@ class Addition(Part):
             raise InputError("tasks to add are a mapping of names to experts, or the path of a YAML file.")
         missing = [name for name, expert in experts.items() if not str(expert)]
         if not experts or missing:
-            raise InputError(f"{', '.join(missing) or 'no task to add is named'}: give the name and the expert.")
+            raise InputError(f"{', '.join(missing) or 'no tasks given'}: give the name and the expert.")
         try:
             return cls(tasks=[TaskRecipe(name=str(name), expert=str(expert)) for name, expert in experts.items()])
         except ValidationError as error:
@@ -158,7 +158,7 @@ def prepare_addition(
     twice = [present[task.name.lower()] for task in given.tasks if task.name.lower() in present]
     if twice:
         raise InputError(
-            f"{bundle}: has {', '.join(twice)} already. Give another name, or take it out first: "
+            f"{bundle}: has {', '.join(twice)} already. Choose another name, or remove it first: "
             f"`mass remove {bundle} {' '.join(twice)}`."
         )
     place = Path(folder or ".")
@@ -201,10 +201,10 @@ def prepare_removal(bundle: str | Path, tasks: str | Sequence[str], *, workers: 
     if unknown:
         raise InputError(f"{bundle}: no task {', '.join(unknown)}. There are {', '.join(names)}.")
     if not gone:
-        raise InputError(f"no task to remove is named. There are {', '.join(names)}.")
+        raise InputError(f"no tasks given. There are {', '.join(names)}.")
     left = tuple(name for name in names if name not in gone)
     if not left:
-        raise InputError(f"{bundle}: no task would be left. A bundle has at least one; remove the folder instead.")
+        raise InputError(f"{bundle}: no task would be left. Delete the folder instead.")
     bundled = Bundled(opened, files, left)
     return open_recipe(_without(opened.recipe, gone), Path(), download=True, workers=workers, bundled=bundled)
 

@@ -41,8 +41,8 @@ def _untrained_poolers(prepared: OpenedRecipe) -> Iterator[Problem]:
         features = "auto" if read is None else read()
         if features != "auto":
             text = (
-                f"its `head:` names no `features:`, and fine-tuning left the base's pooler as it was, so the head reads "
-                f"`features: {features}`. Say `features: pooled` if it was trained on the pooled output."
+                f"its `head:` has no `features:`, and fine-tuning left the base's pooler as it was, so the head reads "
+                f"`features: {features}`. Set `features: pooled` if it was trained on the pooled output."
             )
             yield Problem(f"task {task.name} ({task.expert})", text, "warning")
 
@@ -62,7 +62,7 @@ def _inseparable_tasks(prepared: OpenedRecipe, work: MergeFolder) -> Iterator[Pr
         shown = ", ".join(f"{names[i]} and {names[j]} ({found.overlap[i, j]:.0%})" for i, j in pairs[:5])
         more = f" and {len(pairs) - 5} other pairs" if len(pairs) > 5 else ""
         yield _warning(
-            f"change the same directions, {shown}{more}, as adapters do that were trained from one random start"
+            f"change the same directions, {shown}{more}, as adapters trained from the same initialisation do"
         )
     full = [i for i, task in enumerate(tasks) if task.form == "full"]
     if len(full) > 1 and all(found.random(i) for i in full):
@@ -70,7 +70,8 @@ def _inseparable_tasks(prepared: OpenedRecipe, work: MergeFolder) -> Iterator[Pr
     lost = [names[i] for i, task in enumerate(tasks) if task.form == "adapter" and found.random(i)]
     if lost:
         yield _warning(
-            f"of {', '.join(lost)} change directions that look random, as adapters' do whose start was hardly moved"
+            f"of {', '.join(lost)} change directions that look random, as adapters that hardly moved from their "
+            "initialisation do"
         )
 
 

@@ -173,7 +173,7 @@ class Bundled:
         new = [name for name in without if name not in self.names]
         if new and any(task.head != "none" for task in self.tasks) and self._writes:
             raise InputError(
-                f"{', '.join(new)}: has no language head of its own, and the bundle keeps none of the base's. Save it with "
+                f"{', '.join(new)}: has no language head, and the bundle does not keep the base's. Save it with "
                 "the adapter (modules_to_save), or merge all experts again."
             )
         return None
@@ -190,11 +190,11 @@ class Bundled:
         """What is lost on the way."""
         if ROUTER in self.bundle.manifest["files"]:
             kind = self.bundle.recipe.router.kind
-            until = f"routes by {kind} again" if kind == "projection" else "cannot route until it is fitted anew"
+            until = f"routes by {kind} again" if kind == "projection" else "cannot route until it is fitted again"
             yield Problem(
                 "router",
-                f"the {self.bundle.router_kind} router was fitted for the tasks as they were, so it is left out, and the "
-                f"bundle {until}: `mass calibrate`.",
+                f"the {self.bundle.router_kind} router was fitted to the previous tasks and is dropped: the "
+                f"bundle {until}. Fit it again with `mass calibrate`.",
                 "warning",
             )
 

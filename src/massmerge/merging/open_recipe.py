@@ -177,7 +177,7 @@ def _processor_files(recipe: Recipe, base: Source, find: Callable[[str, str], So
     source = base if recipe.processor is None else find("processor", recipe.processor)
     files = {name: path for name in PROCESSOR_FILES if (path := source.file(name)) is not None}
     if recipe.processor is not None and not files:
-        raise InputError(f"{recipe.processor}: no tokenizer or image processor in it.")
+        raise InputError(f"{recipe.processor}: contains no tokenizer or image processor.")
     for name, path in files.items():
         refuse_code(path.parent, (name,) if name in CONFIGS else ())
     return files
@@ -199,7 +199,7 @@ def _label_problems(recipe: Recipe, heads: dict[str, HeadSource]) -> list[Proble
     known = {f"{task}/{label}" for task, head in heads.items() for label in head.labels or ()}
     complete = len(heads) == len(recipe.tasks)
     return [
-        Problem("shared_labels", f"{name!r} is no label of a task; write task/label.")
+        Problem("shared_labels", f"{name!r} is not a label of any task; write task/label.")
         for group in recipe.shared_labels
         for name in group
         if complete and name not in known

@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class Attempts:
-    """Does things one by one and collects what is wrong with them, so that people are told all of it at once."""
+    """Does things one by one and collects what is wrong with them, so that all problems are reported at once."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []

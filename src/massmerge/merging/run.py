@@ -53,7 +53,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Progress that nobody hears."""
+    """Progress that is not shown."""
 
     def start(self, total: int, done: int) -> None:
         """Nothing."""
@@ -81,16 +81,16 @@ def merge(
 ) -> Path:
     """Build a bundle, or with a static method an ordinary checkpoint.
 
-    The same recipe gives the same bytes, whatever the number of workers; a merge that was killed goes on where it stopped.
+    The same recipe gives the same bytes, whatever the number of workers; an interrupted merge resumes when it is run again.
 
     Args:
         recipe: a recipe, or the path of one.
         out: the folder to write.
         folder: what relative paths in the recipe start from; the recipe's own folder if a path is given.
         workers: tensors that are worked on at the same time, each by one core; all cores by default.
-        overwrite: replace a bundle that is there. What is no bundle is never replaced.
+        overwrite: replace an existing bundle. Anything else is never replaced.
         strict: treat warnings as errors.
-        progress: hears how it advances.
+        progress: called as the work advances.
         planned: is called with the plan before any work.
 
     Returns:
@@ -136,7 +136,7 @@ def carry_out(
     fingerprint = _fingerprint(prepared, workers)
     work = MergeFolder(target, fingerprint)
     if refuse_target(target, fingerprint, overwrite=overwrite):
-        progress.phase(f"{target} is complete already: nothing to do")
+        progress.phase(f"{target} is already complete: nothing to do")
         return target
     _refuse_full_disk(target, prepared)
     with work.opened(), mapped_buffers(), _tidy(prepared, work):
@@ -165,11 +165,11 @@ def _tidy(prepared: OpenedRecipe, work: MergeFolder) -> Iterator[None]:
 
 
 def _refuse_changed(prepared: OpenedRecipe, work: MergeFolder) -> None:
-    """Raise an error if the bundle that tasks are taken from is another one by now; nothing of this merge fits it."""
+    """Raise an error if the bundle that tasks are taken from has been replaced: this merge does not fit it."""
     if prepared.bundled is not None and prepared.bundled.changed():
         work.discard()
         raise MassError(
-            f"{prepared.bundled.bundle.path}: another command has changed it meanwhile. Run this one again."
+            f"{prepared.bundled.bundle.path}: another command changed it during the run. Run this command again."
         )
 
 
@@ -177,7 +177,7 @@ def check_target(prepared: OpenedRecipe, out: str | Path | None, *, overwrite: b
     """What `carry_out` would say of its target, for a look ahead.
 
     Raises:
-        InputError: something is there that is not overwritten, or not without being told to.
+        InputError: something is there that is not overwritten, or only with `overwrite`.
     """
     target, overwrite = _target(prepared, out, overwrite=overwrite)
     refuse_target(target, "", overwrite=overwrite)
@@ -189,7 +189,7 @@ def _target(prepared: OpenedRecipe, out: str | Path | None, *, overwrite: bool) 
     target = own if out is None else Path(out).resolve()
     assert target is not None, "only a bundle can be changed in place"
     if own in target.parents:
-        raise InputError(f"{target}: lies inside of the bundle. Choose another target.")
+        raise InputError(f"{target}: is inside the bundle. Choose another target.")
     return target, overwrite or target == own
 
 
@@ -218,7 +218,7 @@ class _Run:
         todo = [(i, t) for i, t in tensors if not self.work.finished(i)]
         with _one_thread_each(), ThreadPoolExecutor(workers, initializer=lambda: torch.set_num_threads(1)) as pool:
             if todo and self.static is not None and self.static.looks:
-                self.progress.phase("looking at all tensors first …")
+                self.progress.phase("scanning all tensors first …")
                 self.progress.start(self.static.looks, 0)
                 self.prepared.files.settled(partial(self.static.look, pool, workers, self.progress.tensor))
             self.progress.start(len(tensors), len(tensors) - len(todo))
@@ -250,7 +250,7 @@ class _Run:
             return
         large = [task for task, norm in zip(self.order, part["norm"].tolist(), strict=True) if not math.isfinite(norm)]
         raise InputError(
-            f"{tensor.name}: the change of {', '.join(large or self.order)} is too large for {tensor.dtype}, in which the "
+            f"{tensor.name}: the delta of {', '.join(large or self.order)} is too large for {tensor.dtype}: the "
             "result is not finite. Fine-tune or save the expert again, or leave the task out."
         )
 
@@ -354,7 +354,7 @@ def _refuse_full_disk(target: Path, prepared: OpenedRecipe) -> None:
 def _tell_damaged(prepared: OpenedRecipe, work: MergeFolder, progress: Progress) -> None:
     for index in work.damaged:
         name = prepared.plan.tensors[index].name
-        progress.warning(Problem(name, "what was kept of it is damaged on the disk; it is made again.", "warning"))
+        progress.warning(Problem(name, "its saved part is damaged; it is computed again.", "warning"))
 
 
 def _tell(problems: list[Problem], progress: Progress, *, strict: bool) -> None:

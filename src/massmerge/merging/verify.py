@@ -21,7 +21,7 @@ from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.open_recipe import OpenedRecipe, open_recipe
 
 # How far factors may be from the best ones of their rank, by their dtype, as a share of the delta. Float32 could do with
-# less, but for the kept energy that the merge recorded: rounded to 1e-7, it leaves a root of that in doubt.
+# less, but for the energy kept that the merge recorded: rounded to 1e-7, it leaves a root of that in doubt.
 _TOLERANCE = {torch.float64: 3e-3, torch.float32: 3e-3, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 _WORST = 5
 
@@ -79,7 +79,7 @@ class Verification:
 
 
 def verify_bundle(
-    path: str | Path,
+    bundle: str | Path,
     *,
     experts: bool = False,
     folder: str | Path | None = None,
@@ -88,22 +88,22 @@ def verify_bundle(
     """Check every checksum, and with `experts` every delta against the original expert.
 
     Args:
-        path: the bundle.
+        bundle: the bundle's folder.
         experts: whether to read the experts that the bundle's recipe names.
         folder: what the recipe's relative paths start from; the current folder by default.
-        progress: hears each file and tensor.
+        progress: called with the name of each file and tensor.
 
     Raises:
         InputError: not a bundle, or an expert cannot be opened.
     """
-    bundle = Bundle(path, check=False)
-    files = len(bundle.manifest["files"])
-    damage = tuple(bundle.damage(progress))
+    opened = Bundle(bundle, check=False)
+    files = len(opened.manifest["files"])
+    damage = tuple(opened.damage(progress))
     if damage or not experts:
-        return Verification(str(path), files, damage)
-    prepared = _prepare(bundle, Path(folder or "."))
-    tasks = tuple(_verify_task(bundle, prepared, i, progress) for i in range(len(bundle.tasks)))
-    return Verification(str(path), files, damage, tasks)
+        return Verification(str(bundle), files, damage)
+    prepared = _prepare(opened, Path(folder or "."))
+    tasks = tuple(_verify_task(opened, prepared, i, progress) for i in range(len(opened.tasks)))
+    return Verification(str(bundle), files, damage, tasks)
 
 
 def _prepare(bundle: Bundle, folder: Path) -> OpenedRecipe:
@@ -112,7 +112,7 @@ def _prepare(bundle: Bundle, folder: Path) -> OpenedRecipe:
         if prepared.plan.errors:
             raise problems_error(prepared.plan.errors)
     except InputError as error:
-        hint = f"The recipe's relative paths were looked up from {folder.resolve()}; --folder names another place."
+        hint = f"Relative paths of the recipe start at {folder.resolve()}; use --folder to change that."
         raise InputError(f"{error}\n{hint}") from None
     return prepared
 

@@ -239,7 +239,7 @@ def _open_image(item: Any) -> Image.Image:
     except Image.DecompressionBombError:
         raise InputError(f"{where}too many pixels; at most {MAX_PIXELS:,} are decoded. Scale it down.") from None
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, TypeError) as error:
-        raise InputError(f"{where}not an image that can be read ({error}).") from None
+        raise InputError(f"{where}not a readable image ({error}).") from None
 
 
 def _shortened(text: str, room: int, *, left: bool) -> str:

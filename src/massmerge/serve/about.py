@@ -90,7 +90,7 @@ def _add_state(router: APIRouter, service: Service) -> None:
     async def reload() -> dict[str, Any] | JSONResponse:
         """Load the bundle's folder again; requests are answered by the old one until the new one is ready."""
         if service.settings.api_key is None:
-            raise ServiceError(403, "forbidden", "Reloading by HTTP needs --api-key-file; SIGHUP does it without.")
+            raise ServiceError(403, "forbidden", "Reloading over HTTP needs --api-key-file; SIGHUP works without it.")
         began = time.monotonic()
         loaded = await service.reload()
         seconds = round(time.monotonic() - began, 2)

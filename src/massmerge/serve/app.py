@@ -17,12 +17,12 @@ from massmerge.serve.errors import of_status
 from massmerge.serve.guard import Guard
 from massmerge.serve.openapi import complete_openapi
 from massmerge.serve.service import Service
-from massmerge.serve.settings import Settings
+from massmerge.serve.settings import ServiceSettings
 
 _ABOUT = "One backbone and many fine-tuned experts: send an input without a task name, get task, label and score."
 
 
-def make_app(settings: Settings) -> FastAPI:
+def make_app(settings: ServiceSettings) -> FastAPI:
     """The application for a bundle; its service is `app.state.service`."""
     service = Service(settings)
 
@@ -54,6 +54,6 @@ def make_app(settings: Settings) -> FastAPI:
 async def _refused(request: Request, error: Exception) -> Response:
     """What the framework refuses, such as a path that is not there, in the form of all errors."""
     assert isinstance(error, HTTPException)
-    response = of_status(error.status_code, f"{error.detail}. /docs lists what there is.").response()
+    response = of_status(error.status_code, f"{error.detail}. See /docs.").response()
     response.headers.update(error.headers or {})
     return response

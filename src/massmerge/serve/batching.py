@@ -25,7 +25,7 @@ ANSWERS = "mass-batches"
 
 
 @dataclass(frozen=True)
-class Choice:
+class BatchKey:
     """What inputs must agree on to run in one batch."""
 
     tasks: tuple[str, ...] | None = None
@@ -55,7 +55,7 @@ class Outcome:
 class Job:
     """The inputs of one request."""
 
-    choice: Choice
+    choice: BatchKey
     top: int
     outcomes: list[Outcome | None]
     done: asyncio.Future[list[Outcome]]
@@ -77,7 +77,7 @@ class _Entry:
     arrived: float = field(default_factory=time.monotonic)
 
 
-Run = Callable[[Sequence[Any], Choice, int], Sequence[Prediction | Fault]]
+Run = Callable[[Sequence[Any], BatchKey, int], Sequence[Prediction | Fault]]
 
 
 class Batcher:
@@ -89,8 +89,8 @@ class Batcher:
         wait: seconds that the first input of a batch waits for others.
         limit: inputs that may wait.
         begin: runs first in the thread.
-        hear: told the size of each batch and the seconds that it took.
-        died: told in the event loop what has ended the thread, if it was not `close`. Nothing more is answered then.
+        hear: called with the size of each batch and the seconds that it took.
+        died: called in the event loop with what ended the thread, if it was not `close`. Nothing is answered after that.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Batcher:
         """Inputs in the queue."""
         return len(self._entries)
 
-    def submit(self, items: Sequence[Any], choice: Choice, top: int, within: float = math.inf) -> Job:
+    def submit(self, items: Sequence[Any], choice: BatchKey, top: int, within: float = math.inf) -> Job:
         """Put the inputs of a request into the queue.
 
         Args:
@@ -133,12 +133,12 @@ class Batcher:
                 raise ServiceError(
                     503,
                     "full",
-                    f"{len(self._entries)} inputs are waiting, at most {self._limit} may.",
+                    f"{len(self._entries)} inputs are waiting; the limit is {self._limit}.",
                     self.retry_after(),
                 )
             if self._expected() > within:  # better refused now than given up later
                 raise ServiceError(
-                    503, "full", f"What waits already takes about {self._expected():.0f} s.", self.retry_after()
+                    503, "full", f"The queue already takes about {self._expected():.0f} s.", self.retry_after()
                 )
             self._entries.extend(_Entry(job, index, item) for index, item in enumerate(items))
             self._changed.notify()
@@ -161,7 +161,7 @@ class Batcher:
                 self._entries = deque(kept)
 
     def close(self, within: float | None = None) -> None:
-        """Answer what is in the queue, then end the thread; wait no longer than so many seconds for that."""
+        """Answer what is in the queue, then end the thread; wait at most this many seconds for that."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -219,7 +219,7 @@ class Batcher:
         except DamageError:  # every other answer would come from the same files
             raise
         except Exception:
-            fault = Fault("internal", "The input could not be answered because of a fault of the service.")
+            fault = Fault("internal", "The input could not be answered because of an internal error.")
             return [fault] * len(batch)
 
     def _in_loop(self, function: Callable[[], None]) -> None:

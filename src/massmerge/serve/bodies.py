@@ -6,14 +6,14 @@ from typing import Any
 
 from massmerge.model.answers import Answer, Prediction
 from massmerge.model.explain import heads_of
-from massmerge.serve.batching import Choice, Fault, Outcome
+from massmerge.serve.batching import BatchKey, Fault, Outcome
 from massmerge.serve.errors import ServiceError
 from massmerge.serve.schemas import HuggingFaceParameters, Options
 
 EVERYTHING = 10_000  # labels; an explanation shows the best of each head
 
 
-def choice_of(options: Options | HuggingFaceParameters, request_id: str, known: list[str]) -> Choice:
+def choice_of(options: Options | HuggingFaceParameters, request_id: str, known: list[str]) -> BatchKey:
     """What a request's inputs must share with others to run with them.
 
     Raises:
@@ -27,8 +27,8 @@ def choice_of(options: Options | HuggingFaceParameters, request_id: str, known: 
         raise ServiceError(422, "unknown_task", f"There is no task {shown}. There are {', '.join(known)}.")
     tasks = None if names is None else tuple(name for name in known if name in names)
     if isinstance(options, Options) and options.route == "batch":
-        return Choice(tasks, "batch", request_id)
-    return Choice(tasks)
+        return BatchKey(tasks, "batch", request_id)
+    return BatchKey(tasks)
 
 
 def prediction_body(outcome: Outcome, options: Options) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from PIL import Image
 from massmerge.model.model import Model
 from massmerge.serve.batching import Fault
 from massmerge.serve.errors import ServiceError
-from massmerge.serve.settings import Settings
+from massmerge.serve.settings import ServiceSettings
 from massmerge.serve.worker import Item, Read, Worker
 
 _THREADS = 2
@@ -27,11 +27,11 @@ class Decoder:
 
     Args:
         worker: opens and reads one.
-        settings: what the service was told.
+        settings: of the service.
         begin: runs first in each thread.
     """
 
-    def __init__(self, worker: Worker, settings: Settings, begin: Callable[[], None]) -> None:
+    def __init__(self, worker: Worker, settings: ServiceSettings, begin: Callable[[], None]) -> None:
         self._worker, self._settings = worker, settings
         self._pool = ThreadPoolExecutor(_THREADS, "mass-images", begin)
         self._pixels = 0

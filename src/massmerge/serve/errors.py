@@ -1,4 +1,4 @@
-"""What a client is told when something is wrong: a status, a code and a sentence, never a stack trace."""
+"""What a client gets when something is wrong: a status, a code and a sentence, never a stack trace."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Guard:
         except Exception as error:
             log.error("fault", extra={"request_id": state["request_id"], "fault": without_values(error)})
             await answer.fail(
-                ServiceError(500, "internal", "The service has a fault; its log says more."), scope, receive
+                ServiceError(500, "internal", "Internal error; see the log of the service."), scope, receive
             )
         finally:
             self._active -= 1
@@ -88,11 +88,11 @@ class Guard:
         if self._key is not None and (path.startswith(_LOCKED) or (path == "/" and scope["method"] == "POST")):
             self._check_key(headers)
         if self._working >= self._settings.max_requests:  # one whose body has not arrived takes nobody's place
-            message = f"{self._working} requests are under way, at most {self._settings.max_requests} may be."
+            message = f"{self._working} requests are in progress; the limit is {self._settings.max_requests}."
             raise ServiceError(503, "full", message, 1)
         length = headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit():
-            raise ServiceError(400, "bad_request", "Content-Length is no number.")
+            raise ServiceError(400, "bad_request", "Content-Length is not a number.")
         if int(length[:20]) > self._settings.max_body:
             raise self._too_large()
 
@@ -127,7 +127,7 @@ class Guard:
                 raise self._too_large()
             if self._held > self._settings.max_held:
                 raise ServiceError(
-                    503, "full", f"Bodies under way have more than {self._settings.max_held:,} bytes.", 1
+                    503, "full", f"Requests in progress hold more than {self._settings.max_held:,} bytes.", 1
                 )
             return message
 

@@ -1,4 +1,4 @@
-"""Images as clients send them; how large one is stands in its header, and is looked at before a pixel is decoded."""
+"""Images as clients send them; the size is in the header, and is checked before a pixel is decoded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def open_image(data: bytes, max_pixels: int) -> Image.Image:
     except Image.DecompressionBombError:  # Pillow's own limit, far above ours
         raise InputError(f"too many pixels; at most {max_pixels:,} are decoded. Scale it down.") from None
     except Exception:  # each format's reader has errors of its own for what is not as it should be
-        raise InputError(f"not an image that can be read here ({', '.join(FORMATS)}).") from None
+        raise InputError(f"not a readable image (supported: {', '.join(FORMATS)}).") from None
     if image.width * image.height > max_pixels:
         raise InputError(f"{image.width}×{image.height} pixels; at most {max_pixels:,} are decoded. Scale it down.")
     return image

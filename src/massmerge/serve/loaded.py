@@ -1,4 +1,4 @@
-"""A bundle that is loaded and warmed, with what is told of it."""
+"""A bundle that is loaded and warmed, with its description."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from massmerge.errors import InputError
 from massmerge.io.rows import NamedInput, read_inputs
 from massmerge.model.load import load
 from massmerge.model.model import Model
-from massmerge.serve.settings import Settings
+from massmerge.serve.settings import ServiceSettings
 
 _MOST_EXAMPLES = 24
 _EXAMPLE_SIDE = 512  # pixels; a larger example is sent to the page smaller
@@ -53,7 +53,7 @@ class Loaded:
             for task in self.report.tasks
         ]  # fmt: skip
 
-    def describe(self, settings: Settings) -> dict[str, Any]:
+    def describe(self, settings: ServiceSettings) -> dict[str, Any]:
         """The bundle, as `/v1/bundle` answers it."""
         report = self.report
         return {
@@ -78,7 +78,7 @@ class Loaded:
         }  # fmt: skip
 
 
-def load_bundle(settings: Settings) -> Loaded:
+def load_bundle(settings: ServiceSettings) -> Loaded:
     """Load a bundle, compare its checksums, and answer once with each task so that the first client need not wait.
 
     Raises:
@@ -96,7 +96,7 @@ def load_bundle(settings: Settings) -> Loaded:
     return Loaded(model, inspect_bundle(bundle), router, _examples(settings, model), time.time())
 
 
-def _examples(settings: Settings, model: Model) -> list[dict[str, str]]:
+def _examples(settings: ServiceSettings, model: Model) -> list[dict[str, str]]:
     """What the page offers to try."""
     if settings.examples is None:
         return []
@@ -123,5 +123,5 @@ def _data_url(named: NamedInput) -> str:
                 image.convert("RGB").save(buffer, "PNG")
                 kind, data = "image/png", buffer.getvalue()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"{named.name}: not an image that can be read ({error}).") from None
+        raise InputError(f"{named.name}: not a readable image ({error}).") from None
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"

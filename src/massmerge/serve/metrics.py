@@ -23,15 +23,15 @@ class Metrics:
         self.latency = Histogram(
             "mass_request_seconds", "Time from a request to its answer.", ["path"], buckets=_SECONDS, registry=here
         )
-        self.batch_size = Histogram("mass_batch_size", "Inputs that ran at once.", buckets=_SIZES, registry=here)
+        self.batch_size = Histogram("mass_batch_size", "Inputs per batch.", buckets=_SIZES, registry=here)
         self.batch_seconds = Histogram(
             "mass_batch_seconds", "Time of a batch in the model.", buckets=_SECONDS, registry=here
         )
         self.routed = Counter("mass_routed", "Inputs answered, by the task of the answer.", ["task"], registry=here)
         self.abstentions = Counter("mass_abstentions", "Inputs that no task fits.", registry=here)
         self.faults = Counter("mass_input_errors", "Inputs that could not be answered.", ["code"], registry=here)
-        self.queue = Gauge("mass_queue_length", "Inputs that wait.", registry=here)
-        self.active = Gauge("mass_active_requests", "Requests under way.", registry=here)
+        self.queue = Gauge("mass_queue_length", "Inputs in the queue.", registry=here)
+        self.active = Gauge("mass_active_requests", "Requests in progress.", registry=here)
         self.ready = Gauge("mass_ready", "1 when the bundle is loaded and warmed.", registry=here)
         self.reloads = Counter("mass_reloads", "Reloads of the bundle.", ["result"], registry=here)
 

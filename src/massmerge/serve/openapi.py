@@ -14,15 +14,15 @@ _BODIES: tuple[type[BaseModel], ...] = (PredictRequest, HuggingFaceRequest, Opti
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorAnswer, "description": "The body is not what its type says."},
+    400: {"model": ErrorAnswer, "description": "The body does not match its type."},
     401: {"model": ErrorAnswer, "description": "The key is missing or wrong."},
     408: {"model": ErrorAnswer, "description": "The body did not arrive in time."},
     413: {"model": ErrorAnswer, "description": "The body is too large, or holds too many inputs."},
-    415: {"model": ErrorAnswer, "description": "A body of this type is not read."},
-    422: {"model": ErrorAnswer, "description": "The body is not of the form described, or no input can be read."},
+    415: {"model": ErrorAnswer, "description": "Bodies of this type are not supported."},
+    422: {"model": ErrorAnswer, "description": "The body does not match the schema, or no input can be read."},
     503: {
         "model": ErrorAnswer,
-        "description": "The service is full, not ready, or found no time; try again after `Retry-After` seconds.",
+        "description": "The service is busy or not ready; try again after `Retry-After` seconds.",
         "headers": {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}},
     },
 }

@@ -8,14 +8,14 @@ from fastapi import APIRouter, Request
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from massmerge.serve.batching import Choice, Fault, Outcome
+from massmerge.serve.batching import BatchKey, Fault, Outcome
 from massmerge.serve.bodies import EVERYTHING, choice_of, labels_body, prediction_body
 from massmerge.serve.errors import ServiceError
 from massmerge.serve.openapi import ERRORS, HUGGING_FACE_BODY, PREDICT_BODY
 from massmerge.serve.reading import media_type, read_json, read_predict
 from massmerge.serve.schemas import HuggingFaceLabel, HuggingFaceParameters, HuggingFaceRequest, PredictAnswer
 from massmerge.serve.service import Service
-from massmerge.serve.worker import Item, Picture
+from massmerge.serve.worker import Item, SentImage
 
 _HF_TOP = 5  # what Hugging Face's services answer
 
@@ -75,19 +75,19 @@ async def _hugging_face_items(
     """The inputs, and whether one was given by itself."""
     kind = media_type(request)
     if kind.startswith("image/") or kind in ("", "application/octet-stream"):  # their client names no type for bytes
-        return ([Picture(await request.body())], HuggingFaceParameters()), True
+        return ([SentImage(await request.body())], HuggingFaceParameters()), True
     if kind != "application/json":
         raise ServiceError(415, "unsupported_media_type", "Send application/json, or an image.")
     body = await read_json(request, HuggingFaceRequest)
     single = isinstance(body.inputs, str)
     items: list[Item] = [body.inputs] if isinstance(body.inputs, str) else list(body.inputs)
     if not 0 < len(items) <= service.settings.max_items:
-        message = f"inputs: {len(items)}; 1 to {service.settings.max_items} are taken."
+        message = f"inputs: {len(items)}; 1 to {service.settings.max_items} are accepted."
         raise ServiceError(422 if not items else 413, "invalid" if not items else "too_many_inputs", message)
     return (items, body.parameters or HuggingFaceParameters()), single
 
 
-async def _answers(service: Service, request: Request, items: list[Item], choice: Choice, top: int) -> list[Outcome]:
+async def _answers(service: Service, request: Request, items: list[Item], choice: BatchKey, top: int) -> list[Outcome]:
     request.state.inputs = len(items)
     return await service.answer(request, items, choice, top, request.state.deadline)
 

@@ -11,12 +11,12 @@ from starlette.requests import Request
 
 from massmerge.serve.errors import ServiceError
 from massmerge.serve.schemas import ImageInput, Input, Options, PredictRequest, TextInput
-from massmerge.serve.settings import Settings
-from massmerge.serve.worker import Item, Picture, Text
+from massmerge.serve.settings import ServiceSettings
+from massmerge.serve.worker import Item, SentImage, SentText
 
 _M = TypeVar("_M", bound=BaseModel)
 _INPUTS = 'give a text, {"text": …}, {"image": …}, or a list of these'
-_MESSAGES = {"extra_forbidden": "no such key", "missing": "is missing"}
+_MESSAGES = {"extra_forbidden": "unknown key", "missing": "is missing"}
 _FORM_FIELD = 10_000  # bytes of an option in a form
 
 
@@ -33,7 +33,7 @@ async def read_json(request: Request, model: type[_M]) -> _M:
     """
     body = await request.body()
     if request.headers.get("content-encoding", "identity") != "identity":
-        raise ServiceError(415, "unsupported_media_type", "Bodies are read as they are: no Content-Encoding, please.")
+        raise ServiceError(415, "unsupported_media_type", "Content-Encoding is not supported; send the body as it is.")
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -44,7 +44,9 @@ def _explained(error: ValidationError) -> ServiceError:
     """All that is wrong with a body, once each, without quoting it."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
     if faults[0]["type"] == "json_invalid":
-        return ServiceError(400, "bad_json", f"The body is no JSON: {faults[0]['msg'].removeprefix('Invalid JSON: ')}.")
+        return ServiceError(
+            400, "bad_json", f"The body is not valid JSON: {faults[0]['msg'].removeprefix('Invalid JSON: ')}."
+        )
     said = {}
     for fault in faults:
         name = ".".join(str(part) for part in fault["loc"][:1]) or "body"
@@ -54,7 +56,7 @@ def _explained(error: ValidationError) -> ServiceError:
     return ServiceError(422, "invalid", "; ".join(f"{name}: {message}" for name, message in said.items()) + ".")
 
 
-async def read_predict(request: Request, settings: Settings) -> tuple[list[Item], Options]:
+async def read_predict(request: Request, settings: ServiceSettings) -> tuple[list[Item], Options]:
     """Inputs and options of `/v1/predict`: JSON, an upload, or an image as it is.
 
     Raises:
@@ -68,7 +70,7 @@ async def read_predict(request: Request, settings: Settings) -> tuple[list[Item]
     if kind == "multipart/form-data":
         return await _read_form(request, settings)
     if kind.startswith("image/"):
-        return [Picture(await request.body())], Options()
+        return [SentImage(await request.body())], Options()
     raise ServiceError(
         415, "unsupported_media_type", "Send application/json, multipart/form-data with images, or an image."
     )
@@ -77,22 +79,22 @@ async def read_predict(request: Request, settings: Settings) -> tuple[list[Item]
 def item_of(given: Input) -> Item:
     """An input of the schema as the worker takes it; a bare string is what the model takes."""
     if isinstance(given, ImageInput):
-        return Picture(given.image)
+        return SentImage(given.image)
     if isinstance(given, TextInput):
-        return Text(given.text, given.text_pair)
+        return SentText(given.text, given.text_pair)
     return given
 
 
-def _counted(items: list[Item], settings: Settings) -> list[Item]:
+def _counted(items: list[Item], settings: ServiceSettings) -> list[Item]:
     if not items:
-        raise ServiceError(422, "invalid", "inputs: there is none.")
+        raise ServiceError(422, "invalid", "inputs: the list is empty.")
     if len(items) > settings.max_items:
-        message = f"{len(items)} inputs in one request; at most {settings.max_items} are taken. Split them."
+        message = f"{len(items)} inputs in one request; the limit is {settings.max_items}. Split them."
         raise ServiceError(413, "too_many_inputs", message)
     return items
 
 
-async def _read_form(request: Request, settings: Settings) -> tuple[list[Item], Options]:
+async def _read_form(request: Request, settings: ServiceSettings) -> tuple[list[Item], Options]:
     """Images as uploaded files, whatever their fields are called, and options as fields."""
     try:
         form = await request.form(max_files=settings.max_items, max_fields=64, max_part_size=_FORM_FIELD)
@@ -103,7 +105,7 @@ async def _read_form(request: Request, settings: Settings) -> tuple[list[Item], 
         options: dict[str, Any] = {}
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
-                items.append(Picture(await value.read()))
+                items.append(SentImage(await value.read()))
             elif name == "tasks":
                 options.setdefault("tasks", []).append(value)
             else:

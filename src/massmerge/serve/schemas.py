@@ -34,15 +34,15 @@ Input = str | TextInput | ImageInput
 class Options(_Given):
     """How inputs are to be answered."""
 
-    task: str | None = Field(default=None, description="The task, if it is known: nothing is routed.")
+    task: str | None = Field(default=None, description="The task, if given: routing is skipped.")
     tasks: list[str] | None = Field(
         default=None, min_length=1, max_length=1000, description="Choose among these tasks only."
     )
-    top_k: int = Field(default=3, ge=1, le=1000, description="How many labels to answer, the best included.")
+    top_k: int = Field(default=3, ge=1, le=1000, description="How many labels to return, the best included.")
     route: Literal["input", "batch"] = Field(
         default="input", description="Decide for each input, or once for all inputs of this request."
     )
-    explain: bool = Field(default=False, description="Answer why: residuals, weights, heads, times.")
+    explain: bool = Field(default=False, description="Include an explanation: residuals, weights, heads, timings.")
 
 
 class PredictRequest(Options):
@@ -77,7 +77,7 @@ class HuggingFaceRequest(_Given):
     )
     inputs: str | list[str] = Field(description="A text, or an image as base64; or a list of them.")
     parameters: HuggingFaceParameters | None = None
-    options: dict[str, Any] | None = Field(default=None, description="Of the hosted service; they change nothing here.")
+    options: dict[str, Any] | None = Field(default=None, description="Options of the hosted service; ignored here.")
 
 
 class Error(BaseModel):
@@ -98,7 +98,7 @@ class LabelScore(BaseModel):
 
     label: str
     score: float | None = Field(description="Null for a number.")
-    value: float | None = Field(description="The number, of a head that gives one.")
+    value: float | None = Field(description="The number, for a regression head.")
 
 
 class TaskLabelScore(LabelScore):
@@ -115,16 +115,16 @@ class HuggingFaceLabel(BaseModel):
     score: float
 
 
-class Explanation(BaseModel):
+class ExplanationAnswer(BaseModel):
     """Why an input was answered as it was."""
 
-    residuals: dict[str, float] = Field(description="What remains of the activation, by task; the least is the best.")
+    residuals: dict[str, float] = Field(description="What remains of the activation, by task; the lowest is the best.")
     weights: dict[str, float]
     lift: float | None
     agreement: float | None
     site: str
     heads: dict[str, list[LabelScore]] = Field(description="The best labels of each task of the selected set.")
-    timings: dict[str, float] = Field(description="Milliseconds of its batch, and of its wait.")
+    timings: dict[str, float] = Field(description="Milliseconds per step of its batch, and its wait.")
     batch_size: int
 
 
@@ -135,15 +135,15 @@ class PredictionAnswer(BaseModel):
     label: str | None
     score: float | None
     labels: list[str] | None = Field(
-        description="Of a multi-label task every label with a probability above 0.5, the most probable first; else null."
+        description="For a multi-label task, every label with a probability above 0.5, the most probable first; else null."
     )
     scores: list[float] | None = Field(description="The probabilities of `labels`.")
-    value: float | None = Field(description="The number, of a task whose head gives one (regression); else null.")
+    value: float | None = Field(description="For a regression task, its number; else null.")
     alternatives: list[TaskLabelScore]
     selected: list[str]
-    truncated: bool = Field(description="Whether the end of the text was left out, for it has too many tokens.")
+    truncated: bool = Field(description="Whether the end of the text was cut off because it has too many tokens.")
     error: Error | None
-    explain: Explanation | None
+    explain: ExplanationAnswer | None
 
 
 class PredictAnswer(BaseModel):

@@ -24,7 +24,7 @@ from massmerge.serve.batching import ANSWERS
 from massmerge.serve.connections import IDLE, Connection, connection_limits
 from massmerge.serve.errors import ServiceError
 from massmerge.serve.service import LOADER, Service
-from massmerge.serve.settings import Settings
+from massmerge.serve.settings import ServiceSettings
 
 log = logging.getLogger("massmerge.serve")
 _DRAIN = 1.0  # seconds in which kept connections are told to close, before that is done unasked
@@ -46,7 +46,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def make_server(app: FastAPI, settings: Settings) -> Server:
+def make_server(app: FastAPI, settings: ServiceSettings) -> Server:
     """The server of an application, with limits on connections."""
     limit, backlog = connection_limits(settings.max_connections)
     config = uvicorn.Config(
@@ -57,7 +57,7 @@ def make_server(app: FastAPI, settings: Settings) -> Server:
     return Server(config)
 
 
-def bind(settings: Settings) -> socket.socket:
+def bind(settings: ServiceSettings) -> socket.socket:
     """The socket that the service listens on.
 
     Raises:
@@ -72,12 +72,13 @@ def bind(settings: Settings) -> socket.socket:
     except OSError as error:
         listener.close()
         raise InputError(
-            f"{settings.host}:{settings.port}: cannot listen there ({error.strerror}). Choose another by --host and --port."
+            f"{settings.host}:{settings.port}: cannot listen there ({error.strerror}). Choose another with "
+            "--host and --port."
         ) from None
     return listener
 
 
-def run(settings: Settings, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+def run(settings: ServiceSettings, listener: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serve until SIGTERM or SIGINT; then finish what is under way and return.
 
     Raises:
@@ -86,13 +87,13 @@ def run(settings: Settings, listener: socket.socket, on_ready: Callable[[], None
     asyncio.run(_run(settings, listener, on_ready))
     if any(thread.name in (ANSWERS, LOADER) for thread in threading.enumerate()):
         # Python cannot end a thread, and to tear torch down under one that computes may crash.
-        log.warning("work that nobody waits for any more was cut off")
+        log.warning("unfinished work was cancelled")
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(0)
 
 
-async def _run(settings: Settings, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+async def _run(settings: ServiceSettings, listener: socket.socket, on_ready: Callable[[], None]) -> None:
     app = make_app(settings)
     service: Service = app.state.service
     server = make_server(app, settings)
@@ -103,7 +104,7 @@ async def _run(settings: Settings, listener: socket.socket, on_ready: Callable[[
             server.force_exit = True
         service.stopping = server.should_exit = True
         loop.call_later(max(0.0, settings.grace - _DRAIN), service.give_up)
-        log.info("stopping: requests under way are finished")
+        log.info("stopping: finishing requests in progress")
 
     reloads: set[asyncio.Task[None]] = set()
 

@@ -15,13 +15,13 @@ from starlette.requests import Request
 
 from massmerge.errors import MassError
 from massmerge.model.model import Model
-from massmerge.serve.batching import Batcher, Choice, Outcome
+from massmerge.serve.batching import Batcher, BatchKey, Outcome
 from massmerge.serve.decoding import Decoder
 from massmerge.serve.errors import ClientGone, ServiceError
 from massmerge.serve.loaded import Loaded, load_bundle
 from massmerge.serve.logs import without_values
 from massmerge.serve.metrics import Metrics
-from massmerge.serve.settings import Settings
+from massmerge.serve.settings import ServiceSettings
 from massmerge.serve.traffic import Traffic
 from massmerge.serve.worker import Worker
 
@@ -34,10 +34,10 @@ class Service:
     """A bundle that is served.
 
     Args:
-        settings: what the service was told.
+        settings: of the service.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
         self.metrics, self.traffic = Metrics(), Traffic()
         self.stopping = False
@@ -82,9 +82,9 @@ class Service:
 
     def _died(self, error: BaseException) -> None:
         """The thread that answers has ended by an error: nothing can be answered any more."""
-        log.error("the thread that answers has ended; the service stops", extra={"fault": without_values(error)})
+        log.error("the worker thread has ended; stopping the service", extra={"fault": without_values(error)})
         name = type(error).__name__
-        self._fail(error if isinstance(error, MassError) else MassError(f"The thread that answers has ended ({name})."))
+        self._fail(error if isinstance(error, MassError) else MassError(f"The worker thread has ended ({name})."))
         self.give_up()
 
     def _fail(self, error: Exception) -> None:
@@ -119,9 +119,9 @@ class Service:
                 await self._load()
             except Exception as error:  # whatever is wrong with the new bundle, the old one answers
                 self.metrics.reloads.labels("failed").inc()
-                log.error("reload failed; the old bundle answers", extra={"fault": without_values(error)})
+                log.error("reload failed; the old bundle stays in use", extra={"fault": without_values(error)})
                 reason = str(error) if isinstance(error, MassError) else type(error).__name__
-                message = f"The bundle could not be loaded, the old one goes on answering: {reason}"
+                message = f"The bundle could not be loaded; the old one stays in use: {reason}"
                 raise ServiceError(409, "reload_failed", message) from None
             self.metrics.reloads.labels("done").inc()
             return self.loaded
@@ -155,7 +155,7 @@ class Service:
     # Answers
 
     async def answer(
-        self, request: Request, items: Sequence[Any], choice: Choice, top: int, deadline: float
+        self, request: Request, items: Sequence[Any], choice: BatchKey, top: int, deadline: float
     ) -> list[Outcome]:
         """Answer the inputs of a request, whose body has been read.
 
@@ -172,7 +172,7 @@ class Service:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             assert self._batcher is not None
-            message = f"There was no answer within {self.settings.timeout:g} s."
+            message = f"No answer within {self.settings.timeout:g} s."
             raise ServiceError(503, "timeout", message, self._batcher.retry_after()) from None
         finally:
             gone.cancel()
@@ -182,19 +182,19 @@ class Service:
         if not work.done():
             raise ClientGone
         if work.cancelled():
-            raise ServiceError(503, "stopping", "The service is stopping, and could not answer any more.", 5)
+            raise ServiceError(503, "stopping", "The service is stopping and can no longer answer.", 5)
         outcomes = work.result()
         results = [outcome.result for outcome in outcomes]
         self.metrics.count(results)
         self.traffic.count(results)
         return outcomes
 
-    async def _answer(self, items: Sequence[Any], choice: Choice, top: int, deadline: float) -> list[Outcome]:
+    async def _answer(self, items: Sequence[Any], choice: BatchKey, top: int, deadline: float) -> list[Outcome]:
         assert self._batcher is not None and self._decoder is not None
         model = self._model()
         if model.takes_images:
             if self.waiting + len(items) > self.settings.queue:  # what is decoded takes more memory than its bytes
-                message = f"{self.waiting} inputs are waiting, at most {self.settings.queue} may."
+                message = f"{self.waiting} inputs are waiting; the limit is {self.settings.queue}."
                 raise ServiceError(503, "full", message, self._batcher.retry_after())
             items = await self._decoder.read(items, model)
         left = deadline - asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""What a service is told: where it listens, how it batches, what it refuses."""
+"""Settings of a service: where it listens, how it batches, what it refuses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from massmerge.errors import InputError
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Everything that `mass serve` can be told; the defaults are those of the command."""
+class ServiceSettings:
+    """The options of `mass serve`, with the same defaults."""
 
     bundle: Path
     name: str | None = None

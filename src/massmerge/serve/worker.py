@@ -10,16 +10,16 @@ from typing import Any
 from massmerge.errors import DamageError, InputError
 from massmerge.model.answers import Prediction
 from massmerge.model.model import Model
-from massmerge.serve.batching import Choice, Fault
+from massmerge.serve.batching import BatchKey, Fault
 from massmerge.serve.images import decode_base64, open_image
 from massmerge.serve.logs import without_values
 
 log = logging.getLogger("massmerge.serve")
-INTERNAL = Fault("internal", "The input could not be answered because of a fault of the service.")
+INTERNAL = Fault("internal", "The input could not be answered because of an internal error.")
 
 
 @dataclass(frozen=True)
-class Text:
+class SentText:
     """A text, or a pair of them."""
 
     text: str
@@ -27,7 +27,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Picture:
+class SentImage:
     """An image as it was sent: the bytes of its file, or those bytes as base64 or data URL."""
 
     data: bytes | str
@@ -42,7 +42,7 @@ class Read:
     given: Item
 
 
-Item = str | Text | Picture
+Item = str | SentText | SentImage
 """A bare string is what the model takes: a text, or an image as base64."""
 
 
@@ -58,7 +58,7 @@ class Worker:
     def __init__(self, model: Callable[[], Model], *, max_text: int, max_pixels: int) -> None:
         self._model, self._max_text, self._max_pixels = model, max_text, max_pixels
 
-    def __call__(self, items: Sequence[Item | Read | Fault], choice: Choice, top: int) -> list[Prediction | Fault]:
+    def __call__(self, items: Sequence[Item | Read | Fault], choice: BatchKey, top: int) -> list[Prediction | Fault]:
         """An answer or a fault for each item."""
         model = self._model()
         found = [self._row(item, model) for item in items]
@@ -84,8 +84,8 @@ class Worker:
 
     def _open(self, item: Item, model: Model) -> Any:
         if isinstance(item, str):
-            item = Picture(item) if model.takes_images else Text(item)
-        if isinstance(item, Text):
+            item = SentImage(item) if model.takes_images else SentText(item)
+        if isinstance(item, SentText):
             if model.takes_images:
                 raise InputError("this model takes images, not text.")
             return self._text(item)
@@ -94,12 +94,12 @@ class Worker:
         data = decode_base64(item.data) if isinstance(item.data, str) else item.data
         return open_image(data, self._max_pixels)
 
-    def _text(self, item: Text) -> str | tuple[str, str]:
+    def _text(self, item: SentText) -> str | tuple[str, str]:
         if max(len(item.text), len(item.pair or "")) > self._max_text:
-            raise InputError(f"text of more than {self._max_text:,} characters. Split it.")
+            raise InputError(f"the text has more than {self._max_text:,} characters. Split it.")
         return item.text if item.pair is None else (item.text, item.pair)
 
-    def _predict(self, model: Model, rows: list[Any], choice: Choice, top: int) -> list[Prediction | Fault]:
+    def _predict(self, model: Model, rows: list[Any], choice: BatchKey, top: int) -> list[Prediction | Fault]:
         """Answers to rows in one batch; if they cannot run together, to each by itself."""
         if not rows:
             return []

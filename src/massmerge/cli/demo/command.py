@@ -17,22 +17,20 @@ from massmerge.errors import InputError
 
 @click.command()
 @click.option("--folder", type=click.Path(file_okay=False),
-              help="Where to put it; mass-demo here by default, with --tiny a temporary folder.")  # fmt: skip
-@click.option("--vision", is_flag=True, help="Take the experts that the vision suite has made (make suite-vision).")
-@click.option(
-    "--tiny", is_flag=True, help="Make a tiny base and three experts with random weights on the spot instead."
-)
-@click.option("--generate", "writes", is_flag=True, help="With --tiny: a T5 and two experts that write text.")
+              help="Folder to write to; ./mass-demo by default, a temporary folder with --tiny.")  # fmt: skip
+@click.option("--vision", is_flag=True, help="Use the experts of the vision suite (make suite-vision).")
+@click.option("--tiny", is_flag=True, help="Use a tiny base and three experts with random weights instead.")
+@click.option("--generate", "writes", is_flag=True, help="With --tiny: a T5 and two generative experts.")
 @verb
 def demo(folder: str | None, vision: bool, tiny: bool, writes: bool, as_json: bool, quiet: bool) -> None:
     """Show what mass does: merge real experts, evaluate the bundle, explain answers (a minute).
 
-    Five experts of one small text model come with mass. Everything stays in the folder, to be played with.
+    Five experts of one small text model come with mass. Everything stays in the folder for you to try.
     """
     if vision and tiny:
         raise InputError("--vision and --tiny are two demos. Choose one.")
     if writes and not tiny:
-        raise InputError("--generate is for --tiny: no experts that write come with mass.")
+        raise InputError("--generate needs --tiny: mass comes with no generative experts.")
     began = time.perf_counter()
     if tiny:
         place = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="mass-demo-"))

@@ -67,12 +67,12 @@ def open_folder(folder: Path, kind: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()) and _kind(folder) != kind:
             raise InputError(
-                f"{folder}: is not empty, and not of an earlier demo of this kind. Choose another place by --folder."
+                f"{folder}: is not empty, and not an earlier demo of this kind. Choose another folder with --folder."
             )
         (folder / MARK).write_text(json.dumps({"kind": kind}) + "\n", encoding="utf-8")
     except OSError as error:
         raise MassError(
-            f"{folder}: cannot be written ({error.strerror}). Give a place that you may write to by --folder."
+            f"{folder}: cannot be written ({error.strerror}). Choose a writable folder with --folder."
         ) from None
 
 

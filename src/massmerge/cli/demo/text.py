@@ -55,6 +55,9 @@ def _next(tasks: list[str]) -> tuple[tuple[str, str], ...]:
         ('mass predict out "any text of yours"', "answers anything"),
         (f"mass predict out rows/{tasks[-1]}.jsonl --column text", "answers a whole file"),
         ("mass verify out --experts", "proves that every expert is in it"),
-        (f"mass calibrate out --column text{inputs}", "routes by 16 unlabelled texts a task; then evaluate again"),
+        (
+            f"mass calibrate out --column text{inputs}",
+            "fits a router on 16 unlabelled texts per task; then evaluate again",
+        ),
         ("mass serve out --examples examples.txt", f"answers over HTTP, with a page to try it: {PAGE}"),
     )

@@ -46,7 +46,7 @@ def show_tiny(place: Path, *, writes: bool, quiet: bool) -> dict[str, str]:
     for command, shown, arguments in steps:
         _say(quiet, click.style(f"$ mass {' '.join(shown)}", fg="cyan", bold=True))
         command.main([*arguments, *["--quiet"] * quiet], standalone_mode=False)
-    _say(quiet, f"All of it is in {place}. Next: write a recipe with your own base and experts (docs/recipe.md).")
+    _say(quiet, f"Everything is in {place}. Next: write a recipe with your own base and experts (docs/recipe.md).")
     return {"folder": str(place), "recipe": str(recipe), "bundle": str(place / "out")}
 
 

@@ -63,7 +63,7 @@ class Tour:
         self._step("Why does an input go where it goes?")
         answers = [self._explain(model, given) for given in demo.inputs]
         took = time.perf_counter() - began
-        self._say(f"\nAll of it took {took:.0f} s.")
+        self._say(f"\nDone in {took:.0f} s.")
         self._say(f"\n{click.style('Next', bold=True)}, in {demo.folder}")
         self._body(_next(demo))
         return {
@@ -79,7 +79,7 @@ class Tour:
         demo, placed = self.demo, self.demo.placed
         rows = [["base", demo.base], ["experts", demo.experts], ["folder", f"{demo.folder}: {_made(demo)}"]]
         if placed.kept:
-            rows.append(["", f"changed since the last demo, kept as {', '.join(placed.kept)}"])
+            rows.append(["", f"changed since the last demo, saved as {', '.join(placed.kept)}"])
         self._say(click.style("One base and many experts become one bundle that finds the task by itself", bold=True))
         self._body("\n".join(f"{name:9}{text}" for name, text in rows), before="\n")
         self._say(f"\nCommands run in that folder:  {_command(['cd', str(demo.folder)])}")
@@ -113,7 +113,7 @@ class Tour:
             self._run_merge(overwrite=True)
         written = sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
         took = time.perf_counter() - began
-        self._body("out is complete already: reused" if reused else f"out: {size(written)} in {took:.1f} s")
+        self._body("out is already complete: reused" if reused else f"out: {size(written)} in {took:.1f} s")
 
     def _run_merge(self, *, overwrite: bool = False) -> None:
         progress = _Progress(quiet=self.quiet)
@@ -131,7 +131,7 @@ class Tour:
              f"{100 * t.energy:.1f} %"]
             for t in report.tasks
         ]  # fmt: skip
-        self._body(table(["task", "expert is", "rank", "of its change kept"], rows))
+        self._body(table(["task", "expert is", "rank", "energy kept"], rows))
         pairs = combinations(range(len(report.tasks)), 2)
         value, one, other = max((report.similarity[i][j], i, j) for i, j in pairs)
         names = [task.name for task in report.tasks]
@@ -141,11 +141,11 @@ class Tour:
         demo = self.demo
         limit = ["--limit", str(demo.limit)] if demo.limit else []
         self._step(
-            "How good is it? Test rows of all tasks in one shuffled stream; nothing tells the task.",
+            "How good is it? Test rows of all tasks in one shuffled stream, without task names.",
             ["mass", "eval", "out", "suite.yaml", "--experts", *limit],
         )
         found = evaluate(
-            demo.bundle, demo.suite, limit=demo.limit, experts=True, expert_folder=demo.folder, progress=self._bar
+            demo.bundle, demo.suite, limit=demo.limit, experts=True, folder=demo.folder, progress=self._bar
         )
         rows = [
             [t.task, t.rows, percent(t.strict.value), percent(t.routing.value), percent(t.known and t.known.value),
@@ -154,11 +154,11 @@ class Tour:
         ]  # fmt: skip
         mean = [percent(found.means[name].value) for name in ("strict", "routing", "known", "reference")]
         rows.append(["mean", sum(task.rows for task in found.tasks), *mean])
-        self._body(table(["task", "rows", "bundle", "task found", "task told", "expert alone"], rows))
-        self._body("\nright is task and label together" + _normalised(found))
+        self._body(table(["task", "rows", "bundle", "task found", "task given", "expert alone"], rows))
+        self._body("\nan answer is correct if task and label both are" + _normalised(found))
         if found.shares_labels:
             self._body(f"labels that mean the same counted as equal: {percent(found.means['shared'].value)}")
-        self._body(f"{found.timings['all']:.0f} ms an input on this machine")
+        self._body(f"{found.timings['all']:.0f} ms per input on this machine")
         return found
 
     def _explain(self, model: Model, given: str) -> Prediction:

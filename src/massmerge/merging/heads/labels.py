@@ -1,4 +1,4 @@
-"""Names in a recipe: a list, or a file with one a line."""
+"""Names in a recipe: a list, or a file with one per line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def repeated(labels: tuple[str, ...]) -> str:
 
 
 def read_labels(labels: str | list[str], folder: Path) -> tuple[str, ...]:
-    """Label names: a list, or a file with one a line or a JSON list."""
+    """Label names: a list, or a file with one per line or a JSON list."""
     if isinstance(labels, list):
         return tuple(labels)
     path = folder / Path(labels).expanduser()

@@ -23,7 +23,7 @@ from massmerge.errors import InputError
 from massmerge.io.tensor_file import write_tensors
 from massmerge.merging.heads.labels import read_labels, repeated
 from massmerge.merging.heads.text import TextTower, read_texts, template_sets, text_head
-from massmerge.recipe import LinearHead, ProblemType, TaskRecipe, TextHead
+from massmerge.recipe import FileHead, ProblemType, TaskRecipe, TextHead
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class HeadSource:
     problem_type: ProblemType | None = None
     """What its outputs mean; none without labels, and where a bundle keeps the head."""
     parts: HeadParts | None = None
-    linear: LinearHead | None = None
+    linear: FileHead | None = None
     store: Store | None = None
     make: Callable[[], dict[str, Tensor]] | None = None
     """Computes the tensors of a head made of texts, when it is written."""
@@ -58,9 +58,9 @@ def find_head(task: TaskRecipe, expert: Expert, base: Base, folder: Path, tower:
         tower: the base's text tower, for heads made of texts.
 
     Raises:
-        InputError: the head's file is no linear head, labels and head differ in number, or the head answers word by word.
+        InputError: the head's file is not a linear head, labels and head differ in number, or the head answers word by word.
     """
-    if isinstance(task.head, LinearHead):
+    if isinstance(task.head, FileHead):
         head = _linear_head(task, task.head, folder, feature_width(base.skeleton.model))
         auto = task.head.features == "auto"
         return replace(head, features=partial(trained_features, base, expert)) if auto else head
@@ -125,7 +125,7 @@ def find_base_head(base: Base, heads: Iterable[HeadSource]) -> HeadSource | None
     return HeadSource("shell", name, None, sum(r.info.nbytes for r in parts.readings.values()), parts=parts)
 
 
-def _linear_head(task: TaskRecipe, head: LinearHead, folder: Path, features: int | None) -> HeadSource:
+def _linear_head(task: TaskRecipe, head: FileHead, folder: Path, features: int | None) -> HeadSource:
     path = folder / Path(head.weights).expanduser()
     if not path.is_file():
         raise InputError(f"{head.weights}: no such file (looked for {path.resolve()}).")
@@ -211,7 +211,7 @@ def named_files(tasks: Iterable[TaskRecipe]) -> Iterator[str]:
     for task in tasks:
         head = task.head
         named: list[object] = [task.labels]
-        if isinstance(head, LinearHead):
+        if isinstance(head, FileHead):
             named += [head.weights, head.labels]
         elif isinstance(head, TextHead):
             named += [head.classes, None if str(head.templates) in template_sets() else head.templates]

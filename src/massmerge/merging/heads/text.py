@@ -65,7 +65,7 @@ class TextTower:
             return pretrained_tokenizer(folder)
         except InputError as error:
             raise InputError(
-                f"{self._source.text}: no tokenizer in it for the text tower: {error} "
+                f"{self._source.text}: contains no tokenizer for the text tower: {error} "
                 "Name a folder or hub id with one in `processor:`."
             ) from None
 
@@ -114,14 +114,16 @@ def read_texts(head: TextHead, folder: Path) -> tuple[tuple[str, ...], tuple[str
     classes = read_labels(head.classes, folder)
     told = f" ({head.classes})" if isinstance(head.classes, str) else ""
     if not classes:
-        raise InputError(f"the list of classes is empty{told}. Name at least one, one a line in a file.")
+        raise InputError(f"the list of classes is empty{told}. Give at least one; in a file, one per line.")
     blank = [i + 1 for i, name in enumerate(classes) if not name.strip()]
     if blank:
-        raise InputError(f"the classes have no name at {', '.join(map(str, blank))}{told}.")
+        raise InputError(f"classes without a name: {', '.join(map(str, blank))}{told}.")
     templates = _templates(head.templates, folder)
     without = [template for template in templates if PLACE not in template]
     if without or not templates:
-        wrong = f"these have no place for the class: {', '.join(map(repr, without))}" if without else "there are none"
+        wrong = (
+            f"these have no placeholder for the class: {', '.join(map(repr, without))}" if without else "there are none"
+        )
         raise InputError(f"templates: {wrong}. Write {PLACE} where the class goes, as in 'a photo of a {PLACE}.'.")
     return classes, templates
 
@@ -139,5 +141,5 @@ def _templates(given: str | list[str], folder: Path) -> tuple[str, ...]:
             return template_sets()[given]
         if not (folder / Path(given).expanduser()).is_file():
             known = ", ".join(template_sets())
-            raise InputError(f"templates: {given!r} is no set and no file. Sets are {known}.")
+            raise InputError(f"templates: {given!r} is neither a set nor a file. The sets are {known}.")
     return read_labels(given, folder)

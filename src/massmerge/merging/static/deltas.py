@@ -13,7 +13,7 @@ from massmerge.linalg.factors import Factors, truncated_svd
 
 @dataclass(frozen=True)
 class Deltas:
-    """One tensor's delta of each task that changes it. Each loop reads them anew, so memory holds one at a time."""
+    """One tensor's delta of each task that changes it. Each loop reads them again, so memory holds one at a time."""
 
     tensor: str
     """The tensor's name."""

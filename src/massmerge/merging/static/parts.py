@@ -53,7 +53,7 @@ class StaticParts:
         return len(self._method.rounds) * len(self._merged)
 
     def look(self, pool: Executor, workers: int, seen: Callable[[str], None]) -> None:
-        """Find what the method must know of all tensors together; `seen` hears the name of each.
+        """Find what the method must know of all tensors together; `seen` is called with the name of each.
 
         Figures are added up in the order of the plan, so that the sums are the same whatever the number of workers.
         """

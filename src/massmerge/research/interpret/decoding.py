@@ -13,6 +13,7 @@ from torch import Tensor
 from massmerge.errors import InputError
 from massmerge.model.load import load
 from massmerge.model.model import Model
+from massmerge.research.interpret.plot import refuse_other_format, save_plot
 from massmerge.research.interpret.spaces import ClipSpace, StreamSpace, TextSpace
 from massmerge.research.interpret.textspan import text_span
 from massmerge.routing import Site, choose_sites
@@ -44,7 +45,7 @@ class Interpretation:
 
 
 def read_bank(path: Path = BANK) -> list[str]:
-    """The texts of a file, one a line; blank lines and repetitions are left out.
+    """The texts of a file, one per line; blank lines and repetitions are left out.
 
     Raises:
         InputError: it cannot be read.
@@ -52,7 +53,7 @@ def read_bank(path: Path = BANK) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as a text a line ({error}).") from None
+        raise InputError(f"{path}: cannot be read as one text per line ({error}).") from None
     return list(dict.fromkeys(line.strip() for line in lines if line.strip()))
 
 
@@ -64,30 +65,34 @@ def interpret(
     sites: Sequence[str] | None = None,
     top: int = 10,
     clip: str | None = None,
+    plot: str | Path | None = None,
     progress: Callable[[str], None] = lambda name: None,
 ) -> list[Interpretation]:
     """Decode tasks' singular vectors at some sites as texts.
 
     Args:
         bundle: the bundle's folder.
-        texts: the bank: texts, or the path of a file with a text a line; the one that comes with mass by default.
+        texts: the bank: texts, or the path of a file with one text per line; a built-in one by default.
         tasks: which tasks; all by default.
         sites: which sites; by default the MLP whose input lies four fifths into the network, or what else all tasks change.
         top: how many texts for each task and site.
         clip: for image models, a CLIP model (folder or hub id) with visual projection and text tower; the bundle's own
             source by default.
-        progress: hears of each step.
+        plot: draw the texts and their shares to this file (.png, .svg or .pdf).
+        progress: called with the name of each step.
 
     Raises:
         InputError: no such task or site, a bank with fewer texts than `top`, or an image model without a text tower.
     """
+    if plot is not None:
+        refuse_other_format(Path(plot))
     if isinstance(texts, str | Path):
         named, bank = str(texts), read_bank(Path(texts))
     else:
         named, bank = "the bank", list(dict.fromkeys(texts))
     if top < 1 or len(bank) < top:
         raise InputError(
-            f"{named}: has {len(bank)} texts, {top} are to be picked. Give a larger bank, or pick fewer "
+            f"{named}: has {len(bank)} texts, but {top} are requested. Use a larger bank, or request fewer "
             "(`top=`, `--top`)."
         )
     model = load(bundle, check=True)
@@ -97,10 +102,13 @@ def interpret(
     vectors = {(name, site.name): _vectors(model, name, site) for name in names for site in chosen}
     space: TextSpace = ClipSpace(model, clip) if model.takes_images else StreamSpace(model)
     placed = space.place(bank, chosen, progress)
-    return [
+    found = [
         Interpretation(name, site, _decode(space.project(rows), placed[site], bank, top))
         for (name, site), rows in vectors.items()
     ]
+    if plot is not None:
+        save_plot(found, Path(plot))
+    return found
 
 
 def _late_site(model: Model, tasks: list[str]) -> Site:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from massmerge.errors import InputError
-from massmerge.research.interpret.decoding import Interpretation
+from massmerge.errors import InputError, MassError
 
+if TYPE_CHECKING:
+    from massmerge.research.interpret.decoding import Interpretation
+
+_FORMATS = (".png", ".svg", ".pdf")
 _COLUMNS, _BLUE, _INK = 2, "#0072B2", "#22303A"
+
+
+def refuse_other_format(path: Path) -> None:
+    """Raise an error if a plot cannot be drawn to a file of that name."""
+    if path.suffix.lower() not in _FORMATS:
+        raise InputError(f"{path}: not a supported plot format. Use .png, .svg or .pdf.")
 
 
 def save_plot(found: Sequence[Interpretation], path: Path) -> None:
@@ -16,11 +26,12 @@ def save_plot(found: Sequence[Interpretation], path: Path) -> None:
 
     Raises:
         InputError: matplotlib is missing.
+        MassError: the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise InputError("a picture needs matplotlib: `pip install massmerge[eval]`.") from None
+        raise InputError("plots need matplotlib: pip install 'massmerge[eval]'") from None
     columns = min(_COLUMNS, len(found))
     rows = -(-len(found) // columns)
     most = max(len(one.texts) for one in found)
@@ -37,4 +48,7 @@ def save_plot(found: Sequence[Interpretation], path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes[len(found) :]:
         axis.set_visible(False)
-    figure.savefig(path, dpi=150)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise MassError(f"{path}: cannot be written ({error.strerror}).") from None

@@ -34,7 +34,7 @@ def run(context: StudyContext) -> Finding:
 
 
 def _merge_rows(context: StudyContext) -> list[dict[str, Any]]:
-    """A row for one task a set, where nothing is merged, and one for each merge, size and way to compare heads."""
+    """A row for one task per set, where nothing is merged, and one for each merge, size and way to compare heads."""
     looks, own = shipped_looks(context), context.model
     found = [_merge_row(context, looks, "one task, nothing to merge", 1, own.core.options.score)]
     for kind in get_args(MergeKind):
@@ -131,7 +131,7 @@ def _sentences(rows: list[dict[str, Any]]) -> list[str]:
         if row["part"] == "rank":
             sentences.append(
                 f"Ranks by {row['rule']}: {row['ratio']:.2f} times the base, {percent(row['mean'])} of answers right, "
-                f"{percent(row['known']['mean'])} with the task known."
+                f"{percent(row['known']['mean'])} with the task given."
             )
     return sentences
 
@@ -143,7 +143,7 @@ def _parts(context: StudyContext, rows: list[dict[str, Any]]) -> list[Part]:
          *(percent(row["tasks"][task]) for task in context.measured)]
         for row in merges
     ]  # fmt: skip
-    headers = ["merge inside a set", "tasks a set", "answers", "margin", "normalised", *context.measured]
+    headers = ["merge inside a set", "tasks per set", "answers", "margin", "normalised", *context.measured]
     bars = {_name(row): (row["mean"], row["margin"]) for row in merges}
     parts: list[Part] = [
         Table(headers, lines),
@@ -157,7 +157,7 @@ def _parts(context: StudyContext, rows: list[dict[str, Any]]) -> list[Part]:
              percent(row["mean"]), f"{100 * row['margin']:.1f}", percent(row["normalised"]), percent(row["known"]["mean"])]
             for row in ranks
         ]  # fmt: skip
-        headers = ["ranks", "bytes", "times the base", "routing", "answers", "margin", "normalised", "task known"]
+        headers = ["ranks", "bytes", "times the base", "routing", "answers", "margin", "normalised", "task given"]
         parts.append(Table(headers, lines))
     return parts
 

@@ -93,11 +93,11 @@ def _sentences(rows: list[dict[str, Any]]) -> list[str]:
     last = shared[-1]
     if perfect is None:
         return [
-            f"With {last['size']} inputs a decision {percent(last['routing']['mean'])} of inputs go to their own task."
+            f"With {last['size']} inputs per decision {percent(last['routing']['mean'])} of inputs go to their own task."
         ]
     if perfect["size"] == 1:
         return ["Decided one by one, 99 % of inputs go to their own task already."]
-    return [f"From {perfect['size']} inputs a decision on, 99 % of inputs go to their own task."]
+    return [f"From {perfect['size']} inputs per decision on, 99 % of inputs go to their own task."]
 
 
 def _parts(context: StudyContext, rows: list[dict[str, Any]]) -> list[Table | Picture]:
@@ -107,7 +107,7 @@ def _parts(context: StudyContext, rows: list[dict[str, Any]]) -> list[Table | Pi
          *(percent(row["answers"]["tasks"][task]) for task in context.measured)]
         for row in rows
     ]  # fmt: skip
-    headers = ["inputs a decision", "who decides", "routing", "answers", "margin", "normalised", *context.measured]
+    headers = ["inputs per decision", "deciding", "routing", "answers", "margin", "normalised", *context.measured]
     series = {
         f"{what}, {decides}": [row[what]["mean"] for row in rows if row["decides"] == decides]
         for what in ("routing", "answers")

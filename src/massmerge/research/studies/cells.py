@@ -1,4 +1,4 @@
-"""Finished pieces of a study on disk, so that one that was killed goes on."""
+"""Finished pieces of a study on disk, so that an interrupted study can resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a method answers to every sample, without and with the task told; computed once and kept."""
+"""What a method answers to every sample, without and with the task given; computed once and kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Compared(Protocol):
     def outcomes(
         self, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32, **options: Any
     ) -> list[tuple[Prediction, Prediction]]:
-        """For each input the answer with the head unknown, and the answer with its task told; `options` are of texts."""
+        """For each input the answer with the head unknown, and the answer with its task given; `options` are of texts."""
         ...
 
 
@@ -36,7 +36,7 @@ class Answered:
 
     tasks: list[str]
     free: list[Given]
-    """Without the task's name; nothing in them where a method must be told."""
+    """Without the task's name; nothing in them where a method needs the task."""
     told: list[Given]
     nbytes: int
     milliseconds: float
@@ -82,7 +82,7 @@ def mass_answers(
     nbytes: int,
     tasks: Sequence[str] | None = None,
 ) -> tuple[Answered, Answered]:
-    """The answers of a bundle: routed, as those of every method; and with the task told from the start, without routing."""
+    """The answers of a bundle: routed, as those of every method; and with the task given from the start, without routing."""
     chosen = list(tasks or context.measured)
 
     def run() -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _run_mass(context: StudyContext, model: Model, nbytes: int, tasks: Sequence[
     return {
         "routed": _run(context, "mass", lambda: routed_outcomes(model, nbytes), tasks),
         "known": _run(
-            context, "mass, task told", lambda: _Sized(partial(_known, model), nbytes, needs_task=True), tasks
+            context, "mass, task given", lambda: _Sized(partial(_known, model), nbytes, needs_task=True), tasks
         ),
     }
 
@@ -171,7 +171,7 @@ def _texts(model: Model, inputs: Sequence[Any], **options: Any) -> list[Predicti
 def _known(
     model: Model, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32, **options: Any
 ) -> list[tuple[Prediction, Prediction]]:
-    """Answers with the task told from the start, which needs no first pass; there are none without it."""
+    """Answers with the task given from the start, which needs no first pass; there are none without it."""
     found: list[tuple[Prediction, Prediction]] = [(Prediction(None), Prediction(None))] * len(inputs)
     for task in dict.fromkeys(tasks):
         places = [i for i, name in enumerate(tasks) if name == task]

@@ -18,7 +18,7 @@ from massmerge.errors import InputError
 from massmerge.evaluation.experts import Experts, expert_answers, open_experts
 from massmerge.evaluation.from_recipe import open_sources
 from massmerge.evaluation.metrics import Given, shared_groups, statistic
-from massmerge.evaluation.prepared import Prepared
+from massmerge.evaluation.prepared import PreparedEvaluation
 from massmerge.evaluation.run import Progress, silent
 from massmerge.evaluation.suite import DEFAULT_SPLIT
 from massmerge.merging.open_recipe import OpenedRecipe, open_recipe
@@ -28,7 +28,7 @@ from massmerge.model.load import load
 from massmerge.model.model import Model
 from massmerge.recipe import Recipe
 from massmerge.research.studies.cells import Cells, checksum
-from massmerge.research.studies.settings import Sample, Settings
+from massmerge.research.studies.settings import Sample, StudySettings
 
 _TIMED = 16  # inputs whose forward pass tells how long others will take
 
@@ -40,22 +40,22 @@ class StudyContext:
         ready: the measured rows, already checked.
         bundle: the bundle.
         cache: folder of everything that is not computed twice.
-        settings: how the study was asked for.
+        settings: options of the study.
         recipe: the recipe with the folder that its paths start from; none if the experts are not known.
         other_rows: gives at most so many rows of each task of the split `validation`; none if there is no such split.
         progress: wraps iterables whose items take time.
-        tell: hears sentences for the person who waits.
+        tell: called with a sentence on what is being done.
     """
 
     def __init__(
         self,
-        ready: Prepared,
+        ready: PreparedEvaluation,
         bundle: Path,
         cache: Path,
-        settings: Settings,
+        settings: StudySettings,
         *,
         recipe: tuple[Recipe, Path] | None = None,
-        other_rows: Callable[[int | None], Prepared] | None = None,
+        other_rows: Callable[[int | None], PreparedEvaluation] | None = None,
         progress: Progress = silent,
         tell: Callable[[str], None] = lambda sentence: None,
     ) -> None:
@@ -138,14 +138,14 @@ class StudyContext:
         Raises:
             InputError: the suite has no such split, or it is the one that is measured.
         """
-        settings = Settings(**{**vars(self.settings), "split": "validation", "limit": count})
+        settings = StudySettings(**{**vars(self.settings), "split": "validation", "limit": count})
         return self._like(self._validation_rows(count), self.bundle, settings)
 
     def with_bundle(self, bundle: Path) -> StudyContext:
         """The same study of another bundle of the same tasks."""
         return self._like(self.ready, bundle, self.settings)
 
-    def _like(self, ready: Prepared, bundle: Path, settings: Settings) -> StudyContext:
+    def _like(self, ready: PreparedEvaluation, bundle: Path, settings: StudySettings) -> StudyContext:
         other = StudyContext(
             ready, bundle, self.cache, settings, recipe=self._recipe, other_rows=self._other_rows, progress=self.progress,
             tell=self.tell,
@@ -153,7 +153,7 @@ class StudyContext:
         other.cells = self.cells
         return other
 
-    def _validation_rows(self, limit: int | None) -> Prepared:
+    def _validation_rows(self, limit: int | None) -> PreparedEvaluation:
         if self._other_rows is None:
             raise InputError("the suite has no split 'validation' beside the rows that are measured.")
         found = self._other_rows(limit)

@@ -52,7 +52,7 @@ def all_voters(context: StudyContext) -> list[Voter]:
 def _verdict(context: StudyContext, best: str, alone: Measured, together: Measured) -> Verdict:
     own = context.model.stages.voters
     voters = f"{len(own)} voters, {own[0].name} to {own[-1].name}"
-    voters += ", and a closer look where they are not sure" if context.model.stages.second else ""
+    voters += ", and a second look where they are not sure" if context.model.stages.second else ""
     why = ""
     if alone.mean > together.mean:
         better = sum(share > together.tasks[task] for task, share in alone.tasks.items())

@@ -119,7 +119,7 @@ def _verdict(tasks: list[str], found: dict[str, Measured]) -> Verdict:
             f"The pretrained model has {percent(rivals[BASE].mean)}."
         )
     return Verdict(
-        f"accuracy on a task that was left out, its head told, {_over(tasks)}", best, theirs.mean, MASS, ours.mean,
+        f"accuracy on a task that was left out, its head given, {_over(tasks)}", best, theirs.mean, MASS, ours.mean,
         max(ours.margin, theirs.margin), why,
     )  # fmt: skip
 
@@ -130,7 +130,8 @@ def _sentences(tasks: list[str], found: dict[str, Measured], *, writes: bool) ->
     about = (
         "Texts are written by what was merged of the other tasks."
         if writes
-        else "The head of the task that is left out was trained on its own expert's features, and is told: nothing here can "
+        else "The head of the task that is left out was trained on its own expert's features, and is given: "
+        "nothing here can "
         "be answered by a bundle that does not have the task."
     )
     return [
@@ -151,7 +152,7 @@ def _parts(tasks: list[str], found: dict[str, Measured]) -> list[Table | Picture
     bars = {name: (one.mean, one.margin) for name, one in found.items()}
     return [
         Table(["merged without the task, by", "mean" if several else tasks[0], "normalised", *several], lines),
-        Picture("leave-one-out", f"Accuracy on the task that was left out, its own head told; {_over(tasks)}.",
+        Picture("leave-one-out", f"Accuracy on the task that was left out, its own head given; {_over(tasks)}.",
                 plots.ranked_bars(bars, MASS)),
     ]  # fmt: skip
 
@@ -163,9 +164,9 @@ def _seconds(context: StudyContext) -> float:
 LEAVE_ONE_OUT = Study(
     "leave_one_out", "A task that was not merged",
     "What do the other tasks' updates do for a task that is not among them? Each task is left out of the merge, and its "
-    "rows are answered with its own head, which is told.",
+    "rows are answered with its own head, which is given.",
     run, _seconds, needs_recipe=True,
     quick=("A task that was not merged",
            "What do the other tasks' updates do for a task that is not among them? The first task of the suite is left out "
-           "of the merge, and its rows are answered with its own head, which is told."),
+           "of the merge, and its rows are answered with its own head, which is given."),
 )  # fmt: skip

@@ -24,14 +24,14 @@ from massmerge.research.studies.figures import Measured, summarize
 from massmerge.research.studies.statics import SCALE_ROWS, StaticMerge
 from massmerge.research.studies.study import Finding, Study, Verdict
 
-MASS, TOLD = "mass", "mass, task told"
+MASS, TOLD = "mass", "mass, task given"
 BASE, EXPERTS = "base", "experts"
 _SUPPORT = 64  # unlabelled inputs of each task, for peers that train something
 _TRAINED = ("wemoe", "twin")
 _TEXT_OPTIONS = {"smile_1": {"gate": 4, "rank": 16}}  # the paper's for language models
 _QUICK_STATICS, _QUICK_PEERS = ("task_arithmetic", "tsv_m"), ("smile_1",)
 _KINDS = {
-    BASE: "the pretrained model", EXPERTS: "fine-tuned, one model a task", MASS: "routed", TOLD: "routed, its task named",
+    BASE: "the pretrained model", EXPERTS: "fine-tuned, one model per task", MASS: "routed", TOLD: "routed, task given",
 }  # fmt: skip
 
 
@@ -88,12 +88,12 @@ def method_rows(context: StudyContext, notes: list[str]) -> Iterator[MethodRow]:
 def static_row(context: StudyContext, method: str) -> MethodRow:
     """The line of a static merge."""
     found = StaticMerge(context, method).answers()
-    kind = "task known" if method in KEEPING_METHODS else "static merge"
+    kind = "task given" if method in KEEPING_METHODS else "static merge"
     return _measured(context, method, found.answered, kind, found.scale, found.chosen)
 
 
 def mass_rows(context: StudyContext) -> Iterator[MethodRow]:
-    """The lines of the bundle: as it answers, and with the task told."""
+    """The lines of the bundle: as it answers, and with the task given."""
     size = Bundle(context.bundle, check=False).counted_bytes
     routed, known = mass_answers(context, lambda: context.model, {}, size)
     yield _measured(context, MASS, routed)
@@ -176,25 +176,25 @@ def expert_bytes(sources: OpenedRecipe) -> int:
 _WORDS = (
     "Accuracy is the mean over the tasks of each task's own metric; ± is the standard deviation over the tasks; normalised "
     "figures are divided by the experts'. Task unknown: an answer is right when task and label both are; a static merge "
-    "takes the head with the largest logit, routed methods choose the head themselves. Task told: the head is that of "
+    "takes the head with the largest logit, routed methods choose the head themselves. Task given: the head is that of "
     "the true task, as papers evaluate static merges; routed methods still choose by themselves what is merged, but for the "
-    "line `mass, task told`, which is told everything. Size is that of all tensors that answers need, heads apart, as a "
-    "multiple of the base. Time is milliseconds of processor time an input, reading and heads included."
+    "line `mass, task given`, which is given everything. Size is that of all tensors that answers need, heads apart, as a "
+    "multiple of the base. Time is milliseconds of processor time per input, reading and heads included."
 )
 
 
 _TEXT_WORDS = (
     "Accuracy is the mean over the tasks of each task's own metric; ± is the standard deviation over the tasks; normalised "
     "figures are divided by the experts'. Answers are texts, which are right or wrong whatever task they were written for, "
-    "so there is no head to be told: `task unknown` and `task told` are the same but for methods that keep a model for "
-    "each task and the line `mass, task told`. Size is that of all tensors that answers need, as a multiple of the base, "
-    "output layers apart on both sides. Time is milliseconds of processor time an input, reading included."
+    "so there is no head to be given: `task unknown` and `task given` are the same but for methods that keep a model for "
+    "each task and the line `mass, task given`. Size is that of all tensors that answers need, as a multiple of the base, "
+    "output layers apart on both sides. Time is milliseconds of processor time per input, reading included."
 )
 
 
 def _table(rows: list[MethodRow], base: int) -> Table:
     headers = [
-        "method", "kind", "task unknown", "±", "normalised", "task told", "±", "normalised", "size", "ms", "scale",
+        "method", "kind", "task unknown", "±", "normalised", "task given", "±", "normalised", "size", "ms", "scale",
     ]  # fmt: skip
     lines = []
     for row in rows:
@@ -213,7 +213,7 @@ def _figures(found: Measured | None) -> list[str]:
 
 
 def _task_tables(context: StudyContext, rows: list[MethodRow]) -> Iterator[Table | Text]:
-    for words, told in (("Task unknown, each task:", False), ("Task told, each task:", True)):
+    for words, told in (("Task unknown, each task:", False), ("Task given, each task:", True)):
         found = [(row.name, row.told if told else row.free) for row in rows]
         lines = [
             [name, *(percent(one.tasks[task]) for task in context.measured)] for name, one in found if one is not None
@@ -230,7 +230,7 @@ def _pictures(context: StudyContext, rows: list[MethodRow]) -> list[Picture]:
     return [
         Picture("methods-unknown", "Accuracy without the task's name, mean over the tasks.",
                 plots.ranked_bars(_falling(free), MASS)),
-        Picture("methods-told", "Accuracy with the task told, mean over the tasks.",
+        Picture("methods-told", "Accuracy with the task given, mean over the tasks.",
                 plots.ranked_bars(_falling(told), TOLD)),
         Picture("methods-tasks", f"Each task: its expert, MASS without the task's name, and {best} with it.",
                 radar(context.measured, series)),
@@ -246,13 +246,13 @@ def _drawn(rows: list[MethodRow], best: str) -> dict[str, Measured]:
     found = {
         "experts": by_name[EXPERTS].told,
         "MASS, task unknown": by_name[MASS].free,
-        f"{best}, task told": by_name[best].told,
+        f"{best}, task given": by_name[best].told,
     }
     return {name: one for name, one in found.items() if one is not None}
 
 
 def _best_static(rows: list[MethodRow]) -> str:
-    """The static merge of one model that does best with the task told."""
+    """The static merge of one model that does best with the task given."""
     return max(_statics(rows), key=lambda row: row.told.mean if row.told else 0.0).name
 
 
@@ -261,7 +261,7 @@ def _statics(rows: list[MethodRow]) -> list[MethodRow]:
 
 
 def _verdict(context: StudyContext, rows: list[MethodRow]) -> Verdict:
-    """Who answers best without the task's name."""
+    """The method that answers best without the task."""
     found = {row.name: row.free for row in rows if row.free is not None}
     ours = found[MASS]
     best = max(found, key=lambda name: found[name].mean)
@@ -274,7 +274,8 @@ def _verdict(context: StudyContext, rows: list[MethodRow]) -> Verdict:
         assert told is not None
         sizes = {row.name: row.nbytes for row in rows}
         why = (
-            f"It is lost most on {', '.join(gaps)} points. Told the task, MASS has {percent(told.mean)}: what routing costs "
+            f"It is lost most on {', '.join(gaps)} points. With the task given, MASS has {percent(told.mean)}: "
+            "what routing costs "
             f"is {100 * (told.mean - ours.mean):.1f} points. {best} takes {sizes[best] / sizes[MASS]:.1f} times its bytes."
         )
     margin = max(ours.margin, theirs.margin)
@@ -297,14 +298,14 @@ def _sentences(rows: list[MethodRow], base: int, *, writes: bool) -> list[str]:
     )
     found = [
         f"The best of {len(_statics(rows))} static merges of one model, {best.name}, has {percent(best.told.mean)} with the "
-        "task told and "
+        "task given and "
         f"{percent(best.free.mean if best.free else None)} without; MASS has {percent(mass.mean)} without.",
-        f"Told the task, MASS has {percent(told.mean)}; the experts themselves have {percent(experts.mean)} at "
+        f"With the task given, MASS has {percent(told.mean)}; the experts themselves have {percent(experts.mean)} at "
         f"{by_name[EXPERTS].nbytes / base:.1f} times the base's bytes, MASS at {by_name[MASS].nbytes / base:.2f} times.",
     ]
     heads = "" if writes else " with the same heads"
     found.append(
-        f"Told the task, the pretrained model has {percent(base_told.mean)}{heads}: all that updates can add there is "
+        f"With the task given, the pretrained model has {percent(base_told.mean)}{heads}: all that updates can add there is "
         f"{100 * (experts.mean - base_told.mean):.1f} points."
     )
     routed = [row for row in rows if row.kind == "routed peer" and row.free is not None]

@@ -9,14 +9,14 @@ from pathlib import Path
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.backbone import language_class
 from massmerge.errors import InputError, problems_error
-from massmerge.evaluation.prepared import Prepared, prepare_evaluation
+from massmerge.evaluation.prepared import PreparedEvaluation, prepare_evaluation
 from massmerge.evaluation.report import require_matplotlib
 from massmerge.evaluation.run import Progress, silent
 from massmerge.evaluation.suite import VALIDATION, Suite
 from massmerge.merging.open_recipe import OpenedRecipe, open_recipe, recipe_and_folder
 from massmerge.recipe import ProblemType, Recipe
 from massmerge.research.studies.context import StudyContext
-from massmerge.research.studies.settings import Settings
+from massmerge.research.studies.settings import StudySettings
 from massmerge.research.studies.study import Study
 
 QUICK_LIMIT = 20
@@ -48,7 +48,7 @@ def open_studies(
     studies: Sequence[Study],
     suite: str | Path,
     out: Path,
-    settings: Settings,
+    settings: StudySettings,
     *,
     bundle: str | Path | None = None,
     recipe: str | Path | None = None,
@@ -61,11 +61,11 @@ def open_studies(
         studies: what will be run. One study that cannot be run is an error, one of several is left out.
         suite: the suite's path.
         out: the folder of results; what is not computed twice lies in its `cache`.
-        settings: how the studies were asked for.
+        settings: options of the studies.
         bundle: the bundle's folder.
         recipe: the recipe's path.
         progress: wraps iterables whose items take time.
-        tell: hears sentences for the person who waits.
+        tell: called with a sentence on what is being done.
 
     Raises:
         InputError: something is wrong or missing; nothing has been computed then.
@@ -76,7 +76,7 @@ def open_studies(
         raise InputError("a study needs a bundle or a recipe: --bundle out/ or --recipe recipe.yaml.")
     given = _own_recipe(bundle) if recipe is None else recipe_and_folder(recipe, None)
     limit = min(settings.limit or QUICK_LIMIT, QUICK_LIMIT) if settings.quick else settings.limit
-    settings = Settings(**{**vars(settings), "limit": limit})
+    settings = StudySettings(**{**vars(settings), "limit": limit})
     target = _open_target(bundle, given)
     ready = prepare_evaluation(target, suite, split=settings.split, limit=limit, seed=settings.seed)
     other_rows, fault = _open_validation(target, suite, settings)
@@ -134,11 +134,11 @@ def _planned(sources: OpenedRecipe) -> _Planned:
 
 
 def _open_validation(
-    target: Path | _Planned, suite: str | Path, settings: Settings
-) -> tuple[Callable[[int | None], Prepared] | None, str]:
+    target: Path | _Planned, suite: str | Path, settings: StudySettings
+) -> tuple[Callable[[int | None], PreparedEvaluation] | None, str]:
     """What gives rows of the split `validation`, or why there is none."""
 
-    def rows(limit: int | None) -> Prepared:
+    def rows(limit: int | None) -> PreparedEvaluation:
         return prepare_evaluation(target, suite, split=VALIDATION, limit=limit, seed=settings.seed)
 
     try:

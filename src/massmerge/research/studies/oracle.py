@@ -1,4 +1,4 @@
-"""`oracle`: MASS and SMILE where the head is told."""
+"""`oracle`: MASS and SMILE where the head is given."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def _verdict(found: dict[str, Answered], chosen: dict[str, Measured], told: dict
             f"It is lost most on {', '.join(f'{task} ({100 * gaps[task]:.1f} points)' for task in most)}: an input that is "
             "sent to another task is merged for that task, and the true head reads what it was not trained on; tokens of "
             f"one layer can still go to the right expert. {best} weighs {found[best].nbytes / found[MASS].nbytes:.2f} times "
-            f"as much. Without the head told, MASS has {percent(chosen[MASS].mean)}, {best} {percent(chosen[best].mean)}."
+            f"as much. Without the head given, MASS has {percent(chosen[MASS].mean)}, {best} {percent(chosen[best].mean)}."
         )
     margin = max(told[best].margin, told[MASS].margin)
     return Verdict(
-        "accuracy with the head told, mean over the tasks", best, told[best].mean, MASS, told[MASS].mean, margin, why
+        "accuracy with the head given, mean over the tasks", best, told[best].mean, MASS, told[MASS].mean, margin, why
     )
 
 
 def _sentences(chosen: dict[str, Measured], told: dict[str, Measured]) -> list[str]:
     return [
-        f"{name}: {percent(told[name].mean)} with the head told, {percent(chosen[name].mean)} with the head that it "
+        f"{name}: {percent(told[name].mean)} with the head given, {percent(chosen[name].mean)} with the head that it "
         f"chooses; choosing costs {100 * (told[name].mean - chosen[name].mean):.1f} points."
         for name in told
     ]
@@ -64,23 +64,24 @@ def _parts(context: StudyContext, chosen: dict[str, Measured], told: dict[str, M
         [f"{name}, head {how}", percent(one.mean), "-" if one.deviation is None else f"{100 * one.deviation:.1f}",
          percent(one.normalised), *(percent(one.tasks[task]) for task in context.measured)]
         for name in told
-        for how, one in (("told", told[name]), ("chosen", chosen[name]))
+        for how, one in (("given", told[name]), ("chosen", chosen[name]))
     ]  # fmt: skip
     words = (
-        "Head told: the method routes as ever, then the head of the true task answers. That is not MASS with the task told, "
+        "Head given: the method routes as usual, then the head of the true task answers. That is not MASS with "
+        "the task given, "
         "which would merge for that task too."
     )
     bars = {f"{name}, head {how}": (one.mean, one.margin)
-            for name in told for how, one in (("told", told[name]), ("chosen", chosen[name]))}  # fmt: skip
-    caption = "Accuracy with the head told and with the head that the method chooses, with its 95 % interval."
+            for name in told for how, one in (("given", told[name]), ("chosen", chosen[name]))}  # fmt: skip
+    caption = "Accuracy with the head given and with the head that the method chooses, with its 95 % interval."
     return [Table(["method", "mean", "±", "normalised", *context.measured], lines), Text(words),
-            Picture("oracle", caption, plots.ranked_bars(bars, f"{MASS}, head told"))]  # fmt: skip
+            Picture("oracle", caption, plots.ranked_bars(bars, f"{MASS}, head given"))]  # fmt: skip
 
 
 ORACLE = Study(
     "oracle", "MASS and SMILE with the true head",
-    "How do MASS and SMILE compare where the head is told, as papers before MASS evaluate? Both route as ever; "
+    "How do MASS and SMILE compare where the head is given, as papers before MASS evaluate? Both route as usual; "
     "the head of the true task answers.",
     run, lambda context: context.seconds_for(2.0 + 2.5 * len(_PEERS)) + 30, needs_recipe=True, peers=_PEERS,
-    not_for_texts="it compares answers by the head that is chosen with those by the head that is told.",
+    not_for_texts="it compares answers by the head that is chosen with those by the head that is given.",
 )  # fmt: skip

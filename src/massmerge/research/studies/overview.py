@@ -39,7 +39,7 @@ def overview_parts(results: Sequence[Result], left_out: Mapping[str, str]) -> li
 
 
 def verdict_parts(verdicts: Mapping[str, Verdict], data: Mapping[str, Mapping[str, int]]) -> list[Part]:
-    """Who won which study, and how many rows of each task there were (`rows` of `total`)."""
+    """The best method of each study, and how many rows of each task there were (`rows` of `total`)."""
     rows = sum(one["rows"] for one in data.values())
     wins = sum(verdict.won for verdict in verdicts.values())
     ties = sum(verdict.tied for verdict in verdicts.values())
@@ -50,7 +50,7 @@ def verdict_parts(verdicts: Mapping[str, Verdict], data: Mapping[str, Mapping[st
     ]
     headers = ["study", "measure", "best", "figure", "MASS", "its figure", "won"]
     winners = [_winner(name, verdict) for name, verdict in verdicts.items()]
-    parts: list[Part] = [Text(_BEGIN), Numbers(numbers), Heading("Who won"), Table(headers, winners)]
+    parts: list[Part] = [Text(_BEGIN), Numbers(numbers), Heading("Results"), Table(headers, winners)]
     lost = [f"{name}: {verdict_words(verdict)}" for name, verdict in verdicts.items() if not verdict.won]
     if lost:
         parts += [Heading("Where MASS does not win"), Items(lost)]

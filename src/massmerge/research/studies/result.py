@@ -84,7 +84,7 @@ def study_parts(result: Result) -> list[Part]:
 
 
 def verdict_words(verdict: Verdict) -> str:
-    """Who won, in a sentence; where MASS did not, by how much and why."""
+    """The best method in a sentence; if it is not MASS, by how much and why."""
     figures = f"{100 * verdict.mass_value:.1f} %"
     if verdict.won:
         level = verdict.best_value == verdict.mass_value and verdict.best != verdict.mass

@@ -183,7 +183,7 @@ def _parts(
             f"{100 * routing['margin']:.1f}", percent(answers["mean"]), percent(answers["normalised"]),
             *(percent(routing["tasks"][task]) for task in context.measured),
         ])  # fmt: skip
-    headers = ["router", "inputs a task", "routing", "margin", "answers", "normalised", *context.measured]
+    headers = ["router", "inputs per task", "routing", "margin", "answers", "normalised", *context.measured]
     bars = {row["router"]: (row["routing"]["mean"], row["routing"]["margin"]) for row in rows}
     matrix = count_routes(routed_rows(context, chosen[default]), context.measured, context.tasks)
     return [

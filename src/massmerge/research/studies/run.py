@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,17 +12,74 @@ from typing import Any
 from massmerge.errors import InputError
 from massmerge.evaluation.run import Progress, silent
 from massmerge.evaluation.suite import DEFAULT_SPLIT
+from massmerge.research.peers.options import parse_options
 from massmerge.research.studies import STUDIES
 from massmerge.research.studies.context import StudyContext
 from massmerge.research.studies.opening import open_studies
 from massmerge.research.studies.overview import write_overview
 from massmerge.research.studies.result import Result, duration, machine, versions, write_result
 from massmerge.research.studies.search import require_optuna
-from massmerge.research.studies.settings import Settings
+from massmerge.research.studies.settings import StudySettings
 from massmerge.research.studies.study import Study
 from massmerge.research.studies.sweep import SWEEP
 
 ALL = "all"
+
+
+def study(
+    name: str,
+    suite: str | Path,
+    *,
+    bundle: str | Path | None = None,
+    recipe: str | Path | None = None,
+    out: str | Path = "study",
+    split: str | None = None,
+    limit: int | None = None,
+    quick: bool = False,
+    seed: int = 0,
+    batch_size: int = 32,
+    search: bool = False,
+    trials: int = 40,
+    peers: Iterable[str] = (),
+    command: str = "",
+    progress: Progress = silent,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> list[Result]:
+    """Run one of the paper's studies, or all of them, and write their reports.
+
+    An interrupted study resumes when it is run again: finished steps are taken from the `cache` of its folder.
+
+    Args:
+        name: of the study, or `all`; `mass study --list` shows the names.
+        suite: the suite's path.
+        bundle: the bundle to study; if there is none, the recipe is merged.
+        recipe: the recipe with the experts, which some studies need.
+        out: each study writes to a folder of its name in this one.
+        split: what `{split}` stands for in the suite's paths; `test` by default.
+        limit: at most this many rows per task, drawn at random.
+        quick: at most 20 rows per task, and coarse grids.
+        seed: for the draw of rows and everything else that is random.
+        batch_size: inputs per batch.
+        search: for `sweep`, also search η, K, ε and the site on the validation split.
+        trials: for `search`, how many settings to try.
+        peers: options of routed peers, such as `smile_1.rank=16`, for `methods`, `oracle` and `storage`.
+        command: the command line, for the report.
+        progress: wraps iterables whose items take time.
+        tell: called with a sentence on what is being done.
+
+    Returns:
+        One result per study that was run.
+
+    Raises:
+        InputError: unknown study or option, or suite, bundle and recipe do not match; nothing has been computed.
+    """
+    options: dict[str, Any] = {"search": True, "trials": trials} if search else {}
+    if given := parse_options(peers):
+        options["peers"] = given
+    settings = StudySettings(split, limit, seed, quick, batch_size, options)
+    return run_studies(
+        name, suite, out, bundle=bundle, recipe=recipe, settings=settings, command=command, progress=progress, tell=tell
+    )
 
 
 def run_studies(
@@ -32,14 +89,14 @@ def run_studies(
     *,
     bundle: str | Path | None = None,
     recipe: str | Path | None = None,
-    settings: Settings | None = None,
+    settings: StudySettings | None = None,
     command: str = "",
     progress: Progress = silent,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> list[Result]:
     """Run a study, or all of them, and write their folders.
 
-    A run that was killed goes on: the same call again takes what is finished from the folder's `cache`.
+    An interrupted run resumes: the same call again takes what is finished from the folder's `cache`.
 
     Args:
         name: of the study, or `all`.
@@ -50,14 +107,14 @@ def run_studies(
         settings: split, limit, seed and the like.
         command: the command line, to be written beside the figures.
         progress: wraps iterables whose items take time.
-        tell: hears sentences for the person who waits.
+        tell: called with a sentence on what is being done.
 
     Raises:
         InputError: unknown study, or suite, bundle and recipe do not fit; nothing has been computed then.
     """
     if name != ALL and name not in STUDIES:
         raise InputError(f"no study {name!r}. There are {', '.join(STUDIES)}, and {ALL}.")
-    settings, folder = settings or Settings(), Path(out)
+    settings, folder = settings or StudySettings(), Path(out)
     wanted = _with_options(list(STUDIES.values()) if name == ALL else [STUDIES[name]], settings)
     opened = open_studies(
         wanted, suite, folder, settings, bundle=bundle, recipe=recipe, progress=progress, tell=tell
@@ -72,7 +129,7 @@ def run_studies(
     return results
 
 
-def _with_options(studies: list[Study], settings: Settings) -> list[Study]:
+def _with_options(studies: list[Study], settings: StudySettings) -> list[Study]:
     """The studies as the options want them, or an error if none of them knows an option."""
     for peer in settings.options.get("peers", {}):
         if not any(peer in study.peers for study in studies):

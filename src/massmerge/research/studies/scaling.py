@@ -47,7 +47,7 @@ def counts(context: StudyContext) -> list[int]:
 
 
 def best_static(context: StudyContext) -> str:
-    """The static merge that does best on all tasks with the task told; it is chosen on the measured rows, in its favour."""
+    """The static merge that does best on all tasks with the task given; it is chosen on the measured rows, in its favour."""
     methods = _QUICK_RIVALS if context.settings.quick else STATIC_METHODS
     found = {name: StaticMerge(context, name).answers().answered.measure(context, told=True).mean for name in methods}
     rivals = {name: mean for name, mean in found.items() if name != _SUM} or found
@@ -72,8 +72,8 @@ def _row(count: int, method: str, task: str, found: Measured) -> dict[str, Any]:
 def _series(rows: list[dict[str, Any]], best: str) -> dict[str, list[dict[str, Any]]]:
     """The lines that are compared, MASS first."""
     lines = {
-        "MASS, task unknown": (MASS, "unknown"), f"{best}, task told": (best, "told"),
-        f"{_SUM}, task told": (_SUM, "told"), f"{best}, task unknown": (best, "unknown"),
+        "MASS, task unknown": (MASS, "unknown"), f"{best}, task given": (best, "told"),
+        f"{_SUM}, task given": (_SUM, "told"), f"{best}, task unknown": (best, "unknown"),
     }  # fmt: skip
     return {name: [r for r in rows if (r["method"], r["task"]) == wanted] for name, wanted in lines.items()}
 
@@ -85,7 +85,7 @@ def _verdict(context: StudyContext, rows: list[dict[str, Any]], best: str) -> Ve
     theirs = last[top]
     why = ""
     if theirs["mean"] > ours["mean"]:
-        why = "A static merge is told the task here, MASS is not."
+        why = "A static merge is given the task here, MASS is not."
     return Verdict(
         f"accuracy with {ours['tasks_merged']} tasks merged, mean over the tasks", top, theirs["mean"],
         "MASS, task unknown", ours["mean"], max(ours["margin"], theirs["margin"]), why,

@@ -1,4 +1,4 @@
-"""How a study was asked for, and one row of what it measures."""
+"""Options of a study, and one row of what it measures."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How a study was asked for."""
+class StudySettings:
+    """Options of a study."""
 
     split: str | None = None
     limit: int | None = None

@@ -36,7 +36,7 @@ def shipped_looks(context: StudyContext) -> Looks:
     first = _votes(context, stages.first, "the bundle's first pass")
     if stages.second is None or len(context.tasks) < 2:
         return Looks(first)
-    return Looks(first, _votes(context, stages.second, "the bundle's closer look"))
+    return Looks(first, _votes(context, stages.second, "the bundle's second look"))
 
 
 def looks_of(scores: Mapping[str, Tensor], voters: list[Voter], second: Look | None = None) -> Looks:

@@ -171,7 +171,7 @@ _WORDS = (
 )
 _NOTES = (
     "the gates of wemoe and the router of twin are there but not trained: neither size nor work depends on it.",
-    "experts: a copy of the backbone for each task (adapters share one), whose name must be told.",
+    "experts: a copy of the backbone for each task (adapters share one), whose task must be given.",
 )
 
 
@@ -196,7 +196,7 @@ def _parts(rows: list[dict[str, Any]], times: list[dict[str, Any]]) -> list[Any]
 
 
 def _verdict(context: StudyContext, sources: OpenedRecipe, rows: list[dict[str, Any]]) -> Verdict:
-    """Who does with the fewest bytes, as a share of those that a copy of every expert takes."""
+    """The method with the fewest bytes, as a share of those that a copy of every expert takes."""
     by_name = {row["method"]: row for row in rows}
     whole = by_name[EXPERTS]["bytes"]
     saved = {name: 1 - row["bytes"] / whole for name, row in by_name.items() if name not in (BASE, EXPERTS)}
@@ -230,7 +230,7 @@ def _sentences(rows: list[dict[str, Any]], times: list[dict[str, Any]]) -> list[
         f"{by_name[EXPERTS]['of_the_base']:.0f} times for; the peers take "
         + ", ".join(f"{name} {by_name[name]['of_the_base']:.2f}" for name in peers)
         + ".",
-        f"The fewest products an answer: {quick}, {by_name[quick]['forwards']:.2f} forward passes; MASS needs "
+        f"The fewest products per answer: {quick}, {by_name[quick]['forwards']:.2f} forward passes; MASS needs "
         f"{by_name[MASS]['forwards']:.2f}, in {timed[MASS]:.2f} times the processor time of one.",
     ]
 

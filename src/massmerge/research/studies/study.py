@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who won, and where MASS stands."""
+    """The best method, and how MASS compares."""
 
     measure: str
     """What was compared, such as `routing accuracy, mean over the tasks`."""

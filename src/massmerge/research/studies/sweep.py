@@ -83,7 +83,7 @@ def _verdict(context: StudyContext, rows: list[dict[str, Any]]) -> Verdict:
     gains = {task: best["tasks"][task] - own["tasks"][task] for task in own["tasks"]}
     most = max(gains, key=lambda task: gains[task])
     why = "" if best["mean"] <= own["mean"] else (
-        f"With {best['set']:.2f} tasks a set on average the second pass can still answer what the router ranks second: "
+        f"With {best['set']:.2f} tasks per set on average the second pass can still answer what the router ranks second: "
         f"{most} gains most, {percent(own['tasks'][most])} to {percent(best['tasks'][most])}. The cell is the best of "
         f"{len(rows)} that were tried on these rows."
     )  # fmt: skip
@@ -111,7 +111,7 @@ def _sentences(context: StudyContext, rows: list[dict[str, Any]]) -> list[str]:
         paper = min(three, key=lambda row: abs(row["threshold"] - 0.2))
         sentences.append(
             f"Where {_WORDS[score]}: one task gives {percent(one['mean'])}, the paper's η 0.2 with K {paper['top_k']} "
-            f"{percent(paper['mean'])} with {paper['set']:.2f} tasks a set, the best cell ({_name(best)}) "
+            f"{percent(paper['mean'])} with {paper['set']:.2f} tasks per set, the best cell ({_name(best)}) "
             f"{percent(best['mean'])}."
         )
     return sentences
@@ -130,7 +130,7 @@ def _parts(context: StudyContext, rows: list[dict[str, Any]]) -> list[Part]:
             row = _own(context, rows)
             mark = (sizes(context).index(row["top_k"]), thresholds(context).index(row["threshold"]))
         figure = plots.heat_map([f"K {size}" for size in sizes(context)], names, grid, mark=mark,
-                                xlabel="threshold η", ylabel="at most K tasks a set")  # fmt: skip
+                                xlabel="threshold η", ylabel="at most K tasks per set")  # fmt: skip
         frame = "; the frame is the bundle's own setting" if mark else ""
         parts.append(Picture(f"sweep-{score}", f"Accuracy in % where {_WORDS[score]}{frame}.", figure))
     return parts

@@ -65,7 +65,7 @@ function headline({ input, prediction }) {
 
 function routing({ task, prediction }, bundle) {
   const { residuals, weights } = prediction.explain;
-  if (task) return section("Routing", "The task was told, so nothing was routed.");
+  if (task) return section("Routing", "The task was given, so routing was skipped.");
   const names = Object.keys(weights).sort((a, b) => weights[b] - weights[a]);
   const values = Object.values(residuals);
   const low = Math.min(0, ...values);
@@ -81,7 +81,7 @@ function routing({ task, prediction }, bundle) {
       bars.map((one) => el("td", {}, one)),
     );
   };
-  const residual = ["residual", el("span", { class: "dash" }, ", "), el("small", {}, "less is better")];
+  const residual = ["residual", el("span", { class: "dash" }, ", "), el("small", {}, "lower is better")];
   return section("Routing", chosenWords(prediction.selected, weights, threshold),
     table("bars", values.length ? ["task", "weight", residual] : ["task", "weight"], names.map(row)),
     evidence(prediction.explain),

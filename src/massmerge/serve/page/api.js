@@ -4,8 +4,8 @@ const KEY = "mass-api-key";
 const TITLES = {
   401: "This service needs a key",
   408: "The input took too long to arrive",
-  413: "This is more than the service takes",
-  415: "This is no kind of file that is read",
+  413: "This is more than the service accepts",
+  415: "This type of file is not supported",
   422: "This input cannot be answered",
   429: "Too many requests right now",
   503: "The service is busy",
@@ -13,7 +13,7 @@ const TITLES = {
 const TITLES_OF_CODES = {
   not_ready: "The bundle is being loaded",
   stopping: "The service is stopping",
-  timeout: "There was no answer in time",
+  timeout: "No answer in time",
 };
 
 /** What went wrong: a title and a sentence, and if the server said so, after how many seconds to try again. */
@@ -91,7 +91,7 @@ async function request(path, options = {}) {
 function problemOf(response, body) {
   const { status } = response;
   const { code = "", message = "" } = body?.error ?? {};
-  const other = status >= 500 ? "The service has a fault" : "That did not work";
+  const other = status >= 500 ? "Internal error of the service" : "That did not work";
   const title = TITLES_OF_CODES[code] ?? TITLES[status] ?? other;
   const wait = Number.parseInt(response.headers.get("Retry-After") ?? "", 10);
   return new Problem(title, message || `The server answered with status ${status}.`, {

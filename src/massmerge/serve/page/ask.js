@@ -62,7 +62,7 @@ export class Ask {
     document.addEventListener("drop", (event) => {
       if (!hasFile(event)) return;
       event.preventDefault();
-      const instead = "Files are not read here. Paste the text instead.";
+      const instead = "Files are not supported here. Paste the text instead.";
       this.heard.fail(new Problem("This bundle answers text", instead, { status: 415 }));
     });
   }
@@ -89,7 +89,7 @@ export class Ask {
     document.addEventListener("drop", (event) => {
       event.preventDefault();
       zone.classList.remove("over");
-      this.#takeFrom(event.dataTransfer, "What was dropped holds no image.");
+      this.#takeFrom(event.dataTransfer, "The dropped item is not an image.");
     });
     document.addEventListener("paste", (event) => {
       if (event.target.matches?.("input:not([type=file])")) return; // the key's field
@@ -108,7 +108,7 @@ export class Ask {
     const most = this.limits.body_bytes ?? Infinity;
     if (file.size + OVERHEAD > most) {
       // Sent all the same, the server would hang up half way, and the browser would know no reason.
-      const message = `The file ${file.name} has ${bytes(file.size)}; at most ${bytes(most)} are taken.`;
+      const message = `The file ${file.name} has ${bytes(file.size)}; the limit is ${bytes(most)}.`;
       this.heard.fail(new Problem("This image is too large", message, { status: 413 }));
       return;
     }

@@ -58,10 +58,10 @@ function tasks({ tasks: all, base }) {
     el("td", { class: "right" }, task.energy === undefined ? "" : percent(task.energy)),
     el("td", {}, task.form ?? ""),
   );
-  const columns = ["task", "labels", "size", "of the base", "rank", "of its change kept", "expert"];
-  const right = new Set(["size", "of the base", "rank", "of its change kept"]);
+  const columns = ["task", "labels", "size", "of the base", "rank", "energy kept", "expert"];
+  const right = new Set(["size", "of the base", "rank", "energy kept"]);
   const head = (name) => el("th", { scope: "col", class: right.has(name) ? "right" : null }, name);
-  return card("whole", "Tasks", "Size is that of a task's factors and whole tensors, without its head.",
+  return card("whole", "Tasks", "The size of a task's factors and other tensors, without its head.",
     scrolled("Tasks", table("tasks", columns.map(head), all.map(row))));
 }
 
@@ -85,9 +85,9 @@ function similarity({ tasks: all, similarity: cosines, overlap, overlap_by_chanc
   if (all.length < 2) return "";
   const title = "Similarity of the tasks";
   const lead = overlap
-    ? `How far each two tasks' subspaces overlap where inputs are routed. By chance it would be ${number(chance)}; `
-      + "the nearer to 1, the harder to tell apart."
-    : "Cosine of what each two tasks change in the base. The nearer to 1, the harder to tell apart.";
+    ? `How much the subspaces of two tasks overlap at the routing sites. By chance it would be ${number(chance)}; `
+      + "the closer to 1, the harder to tell apart."
+    : "Cosine of the deltas of two tasks. The closer to 1, the harder to tell apart.";
   return card(all.length > HALF ? "whole" : "alike", title, lead,
     scrolled(title, similarityTable(all.map(({ name }) => name), overlap ?? cosines)));
 }

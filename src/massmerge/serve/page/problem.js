@@ -15,7 +15,7 @@ const SECOND = 1000;
 export function problemPanel(problem, again = null, heading = "h2") {
   const refused = problem.status === 401;
   const message = refused
-    ? hasKey() ? "The key that was given is not the right one." : "Whoever runs this service has it."
+    ? hasKey() ? "The key is wrong." : "Ask whoever runs this service for it."
     : problem.message;
   const wait = problem.retryAfter && again ? ` Wait ${problem.retryAfter} s, then try again.` : "";
   return el("div", { class: refused && !hasKey() ? "problem asks" : "problem" },

@@ -39,6 +39,6 @@ async function copied(text, button) {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
   } catch {
-    button.textContent = "Select it by hand"; // not allowed by this browser, or not a secure place
+    button.textContent = "Select it manually"; // not allowed by this browser, or not a secure place
   }
 }

@@ -86,7 +86,7 @@ function minutes({ since, seconds, recent }) {
   }
   const most = Math.max(1, ...counts);
   const captions = [`${MINUTES} minutes ago`, `most in a minute: ${whole(Math.max(...counts))}`, "now"];
-  const label = `Answers a minute over the last ${MINUTES} minutes: ${counts.join(", ")}`;
+  const label = `Answers per minute over the last ${MINUTES} minutes: ${counts.join(", ")}`;
   return el("figure", {},
     el("div", { class: "minutes", role: "img", "aria-label": label },
       counts.map((count) => el("span", { style: { height: `${(100 * count) / most}%` } }))),

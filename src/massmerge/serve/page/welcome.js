@@ -3,8 +3,8 @@
 import { el } from "./dom.js";
 
 const STEPS = [
-  ["First pass", "The base reads the input and stops early. What a task's subspace leaves of it is its residual."],
-  ["Routing", "The tasks that leave least are selected. Nobody names a task."],
+  ["First pass", "The base reads the input and stops early. What remains outside a task's subspace is its residual."],
+  ["Routing", "The tasks with the lowest residuals are selected. No task name is needed."],
   ["Second pass", "The base runs again with the selected tasks' low-rank update, and their heads answer."],
 ];
 
