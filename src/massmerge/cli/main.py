@@ -10,8 +10,10 @@ from importlib import import_module
 import click
 
 import massmerge
+from massmerge.io.allocator import keep_buffers
 
 _MODULES = {"demo": "demo.command"}
+_ANSWER = ("predict", "generate", "explain", "interpret", "calibrate", "eval", "study", "demo")  # run batch after batch
 # Every other verb has a module of its name. What they import takes seconds, so the list of verbs needs none of them.
 VERBS = {
     "plan": "Show what a merge of RECIPE would do: tasks, ranks, bytes, memory, time, problems.",
@@ -51,6 +53,8 @@ class Verbs(click.Group):
             return None
         module = import_module(f"massmerge.cli.{_MODULES.get(name, name)}")
         _silence_transformers()
+        if name in _ANSWER:
+            keep_buffers()
         found: click.Command = getattr(module, "eval_" if name == "eval" else name)
         return found
 

@@ -19,7 +19,6 @@ from massmerge.bundle.factors import TaskTensors
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.skeleton import Skeleton, Slot
 from massmerge.errors import InputError, MassError
-from massmerge.io.allocator import keep_buffers
 from massmerge.model.base import load_base
 from massmerge.model.core import Core
 from massmerge.model.heads.classify import Head, backbone_call, load_head
@@ -34,6 +33,7 @@ from massmerge.model.second_pass.cache import DenseCache
 from massmerge.model.second_pass.first_token import first_token_layers
 from massmerge.model.second_pass.install import PROBE_BATCH, Observed, observe
 from massmerge.model.second_pass.sets import Sets
+from massmerge.model.speed import plain
 from massmerge.model.speed.packed import pack_layers
 from massmerge.model.trees import shared_copy
 from massmerge.routing import Site
@@ -80,7 +80,6 @@ def load(
         if watch:  # what went wrong with a damaged bundle is the damage, whatever error came of it
             watch.refuse_damage()
         raise
-    keep_buffers()
     if watch:
         watch.refuse_replaced()
         if not mapped:
@@ -139,7 +138,8 @@ def _load(
     image = base.main_input_name == "pixel_values"
     tensors.to(place)
     # Before the looks, whose hooks would be copied with the base.
-    second = SecondPass(base, touched, slots, observed, partial(_first_only, base, observed, heads))
+    first_only = set if plain() else partial(_first_only, base, observed, heads)
+    second = SecondPass(base, touched, slots, observed, first_only)
     stages = _stages(bundle, base, sites, router or bundle.router_kind, tensors, slots)
 
     def attempt(inputs: dict[str, Tensor]) -> object:
@@ -151,7 +151,7 @@ def _load(
     labels = {task.name: task.labels for task in bundle.tasks if task.labels is not None}
     options, shared = bundle.recipe.answer, bundle.recipe.shared_labels
     core = Core(base, tensors.names, labels, heads, reader, shared, options, watch if mapped else None)
-    sets = Sets(core, bundle.path, tensors, second, DenseCache(cache, second), slots, options.merge)
+    sets = Sets(core, bundle.path, tensors, second, DenseCache(0 if plain() else cache, second), slots, options.merge)
     return Model(core, stages, sets)
 
 

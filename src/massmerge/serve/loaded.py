@@ -18,6 +18,7 @@ import massmerge
 from massmerge.bundle.inspect import Inspection, inspect_bundle
 from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
+from massmerge.io.allocator import keep_buffers
 from massmerge.io.rows import NamedInput, read_inputs
 from massmerge.model.load import load
 from massmerge.model.model import Model
@@ -84,6 +85,7 @@ def load_bundle(settings: ServiceSettings) -> Loaded:
     Raises:
         InputError: not a bundle, damaged, or one whose tasks have no heads; or examples that cannot be read.
     """
+    keep_buffers()
     options: dict[str, Any] = {"router": settings.router, "device": settings.device, "cache": settings.cache}
     model = load(settings.bundle, **options, check=True, mapped=settings.mapped)
     bundle = Bundle(settings.bundle, check=False)

@@ -23,6 +23,7 @@ from massmerge.model.second_pass.modules import (
 )
 from massmerge.model.second_pass.segments import Segments, running
 from massmerge.model.second_pass.updates import SetChanges
+from massmerge.model.speed import plain
 from massmerge.model.speed.parallel import parts_of, run_parts
 from massmerge.model.speed.patches import cuts_patches
 from massmerge.model.trees import ShapesOnly, is_batched, join_rows, replace_module, shared_copy, take_rows
@@ -161,7 +162,7 @@ class SecondPass:
                 module, weight, bias, transposed=isinstance(module, Conv1D), first_only=path in self._first_only
             )
         assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-        return (SubspacePatches if cuts_patches(module) else SubspaceConv)(module, weight, bias)
+        return (SubspacePatches if cuts_patches(module) and not plain() else SubspaceConv)(module, weight, bias)
 
 
 def observe(base: PreTrainedModel, probe: dict[str, Any]) -> Observed:

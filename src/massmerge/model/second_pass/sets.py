@@ -140,4 +140,4 @@ class Sets:
         rows = [len(members) for _, members in groups]
         costs = [len(changes.tasks) * (len(members) + 1) for changes, members in groups]
         parts = len(parts_of(sum(rows), self._core.base.device))
-        return [groups[i] for i in even_order(rows, costs, parts)]
+        return [groups[i] for i in even_order(rows, costs, parts)] if parts > 1 else groups

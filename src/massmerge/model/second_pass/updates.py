@@ -10,9 +10,6 @@ from torch import Tensor, nn
 
 from massmerge.checkpoints.skeleton import Slot, to_matrix
 from massmerge.linalg.factors import Factors, quick_core, weighted_core
-from massmerge.model.speed.packed import onednn_linear, onednn_takes
-
-_WIDE = 2048  # from here on oneDNN is a third faster, with the fifty rows of an image a half
 
 Variant = Literal["orthogonal", "plain", "weighted", "mixture"]
 
@@ -43,8 +40,6 @@ class LowRankChange(NamedTuple):
 
 def _projected(v: Tensor, x: Tensor) -> Tensor:
     """`v (k, n)` times the activations `x (rows, n)`: (k, rows)."""
-    if v.shape[1] >= _WIDE and onednn_takes(v):
-        return onednn_linear(x, v).mT
     return v @ x.mT  # the thin matrix on the left is multiplied a quarter faster than on the right
 
 

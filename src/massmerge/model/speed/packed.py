@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from massmerge.model.speed import plain
 from massmerge.model.speed.patches import Conv, cuts_patches, patch_linear, patches
 
 _LEAST_VALUES = 1 << 16  # smaller weights are in the processor's cache anyway
@@ -102,7 +103,7 @@ class _Pack:
 
 def pack_layers(model: nn.Module) -> None:
     """Let the linear layers of a model whose weights never change pack them, where that can be done."""
-    if not _has_onednn():
+    if plain() or not _has_onednn():
         return
     for layer in model.modules():
         # A class that is derived from these may do something else with its weight.

@@ -15,6 +15,8 @@ from typing import TypeVar
 
 import torch
 
+from massmerge.model.speed import plain
+
 _T = TypeVar("_T")
 _LEAST = 8  # inputs that are worth a thread of their own
 _lock = threading.Lock()
@@ -24,7 +26,7 @@ _pools: dict[int, ThreadPoolExecutor] = {}
 def parts_of(batch: int, device: torch.device) -> list[slice]:
     """Successive rows of a batch, a part for each core; one part where there are too few rows, or no CPU."""
     threads = torch.get_num_threads()
-    if device.type != "cpu" or threads < 2 or batch < threads * _LEAST:
+    if plain() or device.type != "cpu" or threads < 2 or batch < threads * _LEAST:
         return [slice(0, batch)]
     edges = [batch * i // threads for i in range(threads + 1)]
     return [slice(start, stop) for start, stop in pairwise(edges)]
