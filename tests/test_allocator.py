@@ -29,7 +29,7 @@ def test_kept_buffers_are_taken_from_the_system_once():
 
 def test_mapped_buffers_go_back_each_time_and_are_kept_again_afterwards():
     with mapped_buffers():
-        assert share_taken(30) >= 0.99  # larger than what other tests may have left on the heap
+        assert share_taken(30) >= 0.9  # larger than what other tests may have left on the heap
     assert share_taken(30) < 0.5
 
 
