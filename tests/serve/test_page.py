@@ -14,7 +14,7 @@ from serving import KEY, serving
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
-PAGE = Path(__file__).parents[1] / "src" / "massmerge" / "serve" / "page"
+PAGE = Path(__file__).parents[2] / "src" / "massmerge" / "serve" / "page"
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 LABELS = {"spam", "ham", "sports", "science", "politics", "arts", "negative", "positive"}
 

@@ -106,7 +106,7 @@ def test_the_bank_that_comes_with_mass_is_the_one_that_its_script_makes():
     import runpy
     from pathlib import Path
 
-    made = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "text_bank.py"))
+    made = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "text_bank.py"))
     assert read_bank() == made["bank"]()
     assert BANK.stat().st_size < made["MOST_BYTES"]
     assert len(read_bank()) > 2000

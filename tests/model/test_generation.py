@@ -14,29 +14,9 @@ from massmerge import InputError
 from massmerge.cli.demo.example import make_writing_example
 from massmerge.cli.main import main
 from massmerge.model.export import export_bundle
-from models import FAMILIES, backbone_of, dense_changes, family_bundle, rows_of, text_bundle, with_options, write_recipe
+from models import FAMILIES, backbone_of, dense_changes, family_bundle, text_bundle, with_options, write_recipe
 from naive import tsv_merge
-
-CLASSES = {"t5": tf.T5ForConditionalGeneration, "gpt2": tf.GPT2LMHeadModel, "llama": tf.LlamaForCausalLM}
-KINDS = ["t5", "t5 untied", "gpt2", "llama untied"]
-NEW = 6
-
-
-def make_model(kind: str) -> tf.PreTrainedModel:
-    name, _, untied = kind.partition(" ")
-    config = FAMILIES[name].make_config(tie_word_embeddings=not untied)
-    model = CLASSES[name](config).eval()
-    if untied and name == "t5":  # as in version 1.1, whose class would tie it all the same
-        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
-    return model
-
-
-def shifted(model: tf.PreTrainedModel, seed: int, scale: float) -> tf.PreTrainedModel:
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
-    return model
+from writers import CLASSES, KINDS, NEW, dense_tokens, make_model, prompts, shifted
 
 
 @pytest.fixture(scope="module")
@@ -76,22 +56,6 @@ def dense_writer(bundle, kind, tasks) -> tf.PreTrainedModel:
         own = [CLASSES[name].from_pretrained(bundle.parent / task).lm_head.weight for task in tasks]
         model.lm_head.weight = torch.nn.Parameter(torch.stack(list(own)).mean(0))
     return model
-
-
-def dense_tokens(model, row, **options) -> list[int]:
-    """What transformers generates with a plain checkpoint, without the prompt."""
-    ids = row["input_ids"][None]
-    with torch.inference_mode():
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, **options)[0].tolist()
-    written = out[1:] if model.config.is_encoder_decoder else out[ids.shape[1] :]
-    end = model.generation_config.eos_token_id
-    return written[: written.index(end) + 1] if end in written else written
-
-
-def prompts(kind: str, count: int = 5) -> list[dict]:
-    """Prompts of different lengths, so that batches are padded."""
-    rows = rows_of(FAMILIES[kind.partition(" ")[0]].make_inputs(count))
-    return [{"input_ids": row["input_ids"][: 3 + i % 5]} for i, row in enumerate(rows)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -30,7 +30,7 @@ from massmerge.cli.main import VERBS, main
 from massmerge.recipe import Recipe
 from serving import serving
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 TEXT_EXAMPLES = ROOT / "examples" / "text"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((ROOT / "examples").rglob("README.md"))]
@@ -394,6 +394,6 @@ def test_every_recipe_in_examples_has_a_test():
     assert {path.name for path in TEXT_EXAMPLES.glob("*.yaml")} == tested
     elsewhere = {
         "text",
-        *(path.name for path in (ROOT / "examples").iterdir() if (ROOT / f"tests/test_{path.name}.py").is_file()),
+        *(path.name for path in (ROOT / "examples").iterdir() if any((ROOT / "tests").glob(f"*/test_{path.name}.py"))),
     }
     assert {path.name for path in (ROOT / "examples").iterdir()} == elsewhere

@@ -7,10 +7,8 @@ from massmerge import InputError, Recipe
 from massmerge.evaluation.from_recipe import open_sources
 from massmerge.research.peers import PEERS
 from models import write_recipe
-from test_generation import CLASSES, NEW, dense_tokens, make_model, prompts
-from test_static_writers import make_writers, naive_sum
+from writers import CLASSES, KINDS, NEW, dense_tokens, make_model, make_writers, naive_sum, prompts
 
-KINDS = ["t5", "t5 untied", "gpt2", "llama untied"]
 
 
 def opened(folder, tasks: str):

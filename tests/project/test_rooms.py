@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parents[1] / "src" / "massmerge"
+SRC = Path(__file__).parents[2] / "src" / "massmerge"
 # A folder imports only what stands on an earlier line, and itself. `merging` and `model` share a line: neither knows
 # the other.
 FLOORS = (

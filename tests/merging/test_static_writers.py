@@ -9,22 +9,9 @@ import transformers as tf
 import massmerge
 from massmerge import InputError, StaticModel
 from models import write_recipe
-from test_generation import CLASSES, KINDS, NEW, dense_tokens, make_model, prompts, shifted
+from writers import CLASSES, KINDS, NEW, dense_tokens, make_model, make_writers, naive_sum, prompts, shifted
 
 OPENERS = {"t5": tf.AutoModelForSeq2SeqLM, "gpt2": tf.AutoModelForCausalLM, "llama": tf.AutoModelForCausalLM}
-
-
-def make_writers(folder, kind: str, tasks: str = "ab") -> dict[str, dict[str, torch.Tensor]]:
-    """A base and experts of it that write, saved; their tensors by name, tied ones under each of their names."""
-    base = shifted(make_model(kind), 1, 0.3)
-    base.save_pretrained(folder / "base")
-    states = {"base": base.state_dict()}
-    for seed, task in enumerate(tasks):
-        expert = make_model(kind)
-        expert.load_state_dict(base.state_dict())
-        shifted(expert, 10 + seed, 0.1).save_pretrained(folder / task)
-        states[task] = expert.state_dict()
-    return states
 
 
 def opened(kind: str, folder) -> tf.PreTrainedModel:
@@ -36,10 +23,6 @@ def opened(kind: str, folder) -> tf.PreTrainedModel:
 
 def naive_average(states) -> dict[str, torch.Tensor]:
     return {n: torch.stack([states[t][n] for t in "ab"]).mean(0) for n in states["base"]}
-
-
-def naive_sum(states, scale: float = 0.3) -> dict[str, torch.Tensor]:
-    return {n: b + scale * sum(states[t][n] - b for t in "ab") for n, b in states["base"].items()}
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "llama"])

@@ -17,7 +17,7 @@ from massmerge.merging.heads.labels import read_labels
 from massmerge.merging.heads.text import read_texts, template_sets
 from massmerge.recipe import TextHead
 
-EXAMPLES = Path(__file__).parents[1] / "examples" / "clip"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "clip"
 spec = importlib.util.spec_from_file_location("make_clip_recipes", EXAMPLES / "make.py")
 make = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(make)

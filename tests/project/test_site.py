@@ -8,7 +8,7 @@ from mkdocs.config import load_config
 
 import massmerge
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 

@@ -20,7 +20,7 @@ from massmerge.cli.demo.example import make_writing_example
 from massmerge.cli.main import main
 from massmerge.evaluation.metrics import Given, plain_text, spearman, statistic, written
 
-GLUE = Path(__file__).parents[1] / "examples" / "glue"
+GLUE = Path(__file__).parents[2] / "examples" / "glue"
 TASKS = ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb"]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def answer_cost(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import answer_cost
 
     return answer_cost

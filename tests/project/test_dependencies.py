@@ -7,7 +7,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SAFE = {
     "torch": "2.10",  # CVE-2025-32434 and CVE-2026-24747: `weights_only` ran code of a pickled expert
     "transformers": "5.5",  # CVE-2026-4372 and CVE-2026-5241: a config.json ran code without being trusted

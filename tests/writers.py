@@ -1,0 +1,60 @@
+"""Tiny models that generate, experts of them, and what transformers alone generates with a checkpoint."""
+
+import torch
+import transformers as tf
+
+from models import FAMILIES, rows_of
+
+CLASSES = {"t5": tf.T5ForConditionalGeneration, "gpt2": tf.GPT2LMHeadModel, "llama": tf.LlamaForCausalLM}
+KINDS = ["t5", "t5 untied", "gpt2", "llama untied"]
+NEW = 6
+
+
+def make_model(kind: str) -> tf.PreTrainedModel:
+    name, _, untied = kind.partition(" ")
+    config = FAMILIES[name].make_config(tie_word_embeddings=not untied)
+    model = CLASSES[name](config).eval()
+    if untied and name == "t5":  # as in version 1.1, whose class would tie it all the same
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    return model
+
+
+def shifted(model: tf.PreTrainedModel, seed: int, scale: float) -> tf.PreTrainedModel:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
+    return model
+
+
+def dense_tokens(model, row, **options) -> list[int]:
+    """What transformers generates with a plain checkpoint, without the prompt."""
+    ids = row["input_ids"][None]
+    with torch.inference_mode():
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, **options)[0].tolist()
+    written = out[1:] if model.config.is_encoder_decoder else out[ids.shape[1] :]
+    end = model.generation_config.eos_token_id
+    return written[: written.index(end) + 1] if end in written else written
+
+
+def prompts(kind: str, count: int = 5) -> list[dict]:
+    """Prompts of different lengths, so that batches are padded."""
+    rows = rows_of(FAMILIES[kind.partition(" ")[0]].make_inputs(count))
+    return [{"input_ids": row["input_ids"][: 3 + i % 5]} for i, row in enumerate(rows)]
+
+
+def make_writers(folder, kind: str, tasks: str = "ab") -> dict[str, dict[str, torch.Tensor]]:
+    """A base and experts of it that write, saved; their tensors by name, tied ones under each of their names."""
+    base = shifted(make_model(kind), 1, 0.3)
+    base.save_pretrained(folder / "base")
+    states = {"base": base.state_dict()}
+    for seed, task in enumerate(tasks):
+        expert = make_model(kind)
+        expert.load_state_dict(base.state_dict())
+        shifted(expert, 10 + seed, 0.1).save_pretrained(folder / task)
+        states[task] = expert.state_dict()
+    return states
+
+
+def naive_sum(states, scale: float = 0.3) -> dict[str, torch.Tensor]:
+    return {n: b + scale * sum(states[t][n] - b for t in "ab") for n, b in states["base"].items()}
