@@ -50,7 +50,7 @@ def verdict_parts(verdicts: Mapping[str, Verdict], data: Mapping[str, Mapping[st
     ]
     headers = ["study", "measure", "best", "figure", "MASS", "its figure", "won"]
     winners = [_winner(name, verdict) for name, verdict in verdicts.items()]
-    parts: list[Part] = [Text(_BEGIN), Numbers(numbers), Heading("Results"), Table(headers, winners)]
+    parts: list[Part] = [Text(_BEGIN), Numbers(numbers), Heading("Who won"), Table(headers, winners)]
     lost = [f"{name}: {verdict_words(verdict)}" for name, verdict in verdicts.items() if not verdict.won]
     if lost:
         parts += [Heading("Where MASS does not win"), Items(lost)]
