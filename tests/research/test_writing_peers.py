@@ -10,7 +10,6 @@ from models import write_recipe
 from writers import CLASSES, KINDS, NEW, dense_tokens, make_model, make_writers, naive_sum, prompts
 
 
-
 def opened(folder, tasks: str):
     """The sources of experts that write, as peers take them."""
     return open_sources(Recipe.load(write_recipe(folder, list(tasks))), folder)
