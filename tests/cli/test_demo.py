@@ -277,7 +277,7 @@ def test_a_demo_of_other_experts_replaces_the_bundle_and_says_so(vision_suite, t
     result = run("demo", "--vision", "--folder", tmp_path / "demo")
     assert result.exit_code == 0 and "replaced by  $ mass merge recipe.yaml out --overwrite" in result.stdout
     assert [t.name for t in Bundle(tmp_path / "demo" / "out").tasks] == ["digits", "usps"]
-    assert "kept as recipe.old.yaml, suite.old.yaml" in result.stdout
+    assert "saved as recipe.old.yaml, suite.old.yaml" in result.stdout
 
 
 def test_without_experts_the_vision_demo_says_how_to_build_them(tmp_path, monkeypatch):

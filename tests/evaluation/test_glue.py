@@ -122,7 +122,7 @@ def test_texts_are_right_when_task_and_text_are(writing):
 
 
 def test_texts_are_not_evaluated_by_the_batch(writing):
-    with pytest.raises(InputError, match="prompts are routed one by one"):
+    with pytest.raises(InputError, match="route each prompt by itself"):
         massmerge.evaluate(writing / "out", writing / "suite.yaml", route="batch")
 
 

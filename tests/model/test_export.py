@@ -294,6 +294,6 @@ def test_outputs_that_differ_from_the_bundles_leave_nothing_behind(bert, tmp_pat
 def test_the_command_tells_what_it_wrote_and_what_it_left_out(bert, tmp_path):
     result = mass(bert, tmp_path / "out", "--to", "peft", "--tasks", "a", "--adapters", "lora")
     assert result.exit_code == 0 and "warning: a: left out" in result.output
-    assert "dense.bias and" in result.output and "--adapters together holds them" in result.output
+    assert "dense.bias and" in result.output and "--adapters together includes them" in result.output
     data = json.loads(mass(bert, tmp_path / "again", "--to", "hf", "--tasks", "a", "--json").stdout)
     assert data["parts"][0]["difference"] < TOLERANCE and data["form"] == "hf"

@@ -416,7 +416,7 @@ def test_a_head_reads_a_pooler_only_if_it_was_trained_or_told(tmp_path, trained,
     assert options["features"] == features
     told = [p for p in heard.warnings if "pooler" in p.message]
     assert len(told) == (features == "mean")
-    assert all("task a (a)" in p.where and "Say `features: pooled`" in p.message for p in told)
+    assert all("task a (a)" in p.where and "Set `features: pooled`" in p.message for p in told)
 
 
 def test_a_peer_reads_what_the_bundle_would(tmp_path):

@@ -74,8 +74,8 @@ print(*(answer.task for answer in massmerge.load(folder / "other" / "out").predi
 """
 SERVE = """
 from massmerge.serve.server import bind, run
-from massmerge.serve.settings import Settings
-settings = Settings(__import__("pathlib").Path(sys.argv[1]), port=0)
+from massmerge.serve.settings import ServiceSettings
+settings = ServiceSettings(__import__("pathlib").Path(sys.argv[1]), port=0)
 run(settings, bind(settings), lambda: signal.raise_signal(signal.SIGTERM))
 print("stopped")
 """

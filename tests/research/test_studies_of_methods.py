@@ -224,7 +224,7 @@ def test_a_task_is_left_out_of_the_merge_and_told_to_the_head(suite, out, bundle
             output = answering.base(**answering.call(batch))
         right += answering.answers(output, batch, ["a"])[0].label == label
     assert rows["task_arithmetic"]["tasks"]["a"] == right / len(data)
-    assert "is told" in " ".join(found["sentences"])
+    assert "is given" in " ".join(found["sentences"])
     page = (out / "leave_one_out" / "report.md").read_text()
     assert "mean over the tasks" not in page + json.dumps(found), "there is one"
     assert "| merged without the task, by | a | normalised |" in page and "leaves out one task, a" in page

@@ -180,7 +180,7 @@ def plan_merge(prepared: OpenedRecipe, touched: dict[str, set[str]], problems: l
         problems.append(
             Problem(
                 "budget",
-                f"cannot be held: rank 1 everywhere and what is stored whole weigh {sizes.ratio:.2f} times the base, the "
+                f"is too small: with rank 1 everywhere the bundle is {sizes.ratio:.2f} times the base, the "
                 f"budget is {recipe.merge.budget}. Raise it, or merge fewer tasks.",
                 "warning",
             )
