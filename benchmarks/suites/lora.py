@@ -20,8 +20,8 @@ def add_adapter(model: PreTrainedModel, rank: int = RANK, start: int = 0) -> Pef
     Args:
         model: the base.
         rank: of the update of each matrix.
-        start: seed of the adapter's random start. People mostly train all their adapters from one seed, so that is the
-            default here too; it makes the subspaces of the tasks alike, which is what a router has to cope with.
+        start: seed of the adapter's random start. Adapters that share one have subspaces that are nearly alike; those of
+            different people, or of one who sets no seed before peft draws, have starts of their own.
     """
     torch.manual_seed(start)
     config = LoraConfig(r=rank, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=TARGETS, bias="none")

@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from benchmarks.suites.fetch import cache_root
 from benchmarks.suites.summary import write_summary
 from massmerge import __version__
 from massmerge.errors import InputError, MassError
 
 STEPS = ("fetch", "finetune", "merge", "evaluate", "report")
-DEFAULT_SETS = {"vision": ("core", "extended"), "text": ("core", "extended", "lora")}
+DEFAULT_SETS = {"vision": ("core", "extended"), "text": ("core", "extended", "lora", "lora_same_start", "mixed")}
 QUICK_ROWS = 40
 
 
@@ -50,11 +52,6 @@ class Batch:
 
     name: str
     tasks: tuple[str, ...]
-
-    @property
-    def adapters(self) -> bool:
-        """Whether its experts are LoRA adapters."""
-        return self.name.startswith("lora")
 
 
 def open_suite(name: str) -> Suite:
@@ -97,15 +94,19 @@ def fetch(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
 
 def finetune(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
     """An expert for each task."""
-    flags = [*(["--quick"] if options.quick else []), *(["--lora"] if batch.adapters else [])]
-    suite.experts.main(["--tasks", ",".join(batch.tasks), *flags])
+    quick = ["--quick"] if options.quick else []
+    kinds: dict[str, list[str]] = {}
+    for task in batch.tasks:
+        kinds.setdefault(suite.recipe.kind_of(batch.name, task), []).append(task)
+    for kind, tasks in kinds.items():
+        suite.experts.main(["--tasks", ",".join(tasks), *(["--kind", kind] if kind != "full" else []), *quick])
 
 
 def merge(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
     """The bundle, unless one of the same recipe and experts is there."""
     recipe, _ = suite.recipe.write_files(batch.name, batch.tasks)
-    folder = "experts_lora" if batch.adapters else "experts"
-    metrics = [suite.folder / folder / task / "metrics.json" for task in batch.tasks]
+    experts = [suite.folder / task["expert"] for task in yaml.safe_load(recipe.read_text(encoding="utf-8"))["tasks"]]
+    metrics = [expert / "metrics.json" for expert in experts]
     bundle = _bundle(suite, batch)
     bundle.parent.mkdir(exist_ok=True)
     _once(bundle.with_suffix(".key"), bundle, [recipe, *metrics], options.again, lambda: _mass(
@@ -150,7 +151,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.suites", description=__doc__)
     parser.add_argument("suite", choices=tuple(DEFAULT_SETS))
-    parser.add_argument("--sets", help="comma-separated: core, extended, all, and for text lora")
+    parser.add_argument(
+        "--sets", help="comma-separated: core, extended, all; for text also lora, lora_same_start, mixed"
+    )
     parser.add_argument("--tasks", help="comma-separated; of the sets, only these tasks")
     parser.add_argument("--steps", help=f"comma-separated, of {', '.join(STEPS)}; all if not given")
     parser.add_argument("--quick", action="store_true", help="few rows and steps, in a cache of its own: does it run?")

@@ -15,7 +15,11 @@ import torch
 from benchmarks.suites.finetune import chance_of
 
 BASES = {"vision": "DINOv2 ViT-S/14 at 98 pixels", "text": "all-MiniLM-L6-v2, mean pooling"}
-EXPERTS = {"experts": "Full fine-tunes", "experts_lora": "LoRA adapters, rank 8"}
+EXPERTS = {
+    "experts": "Full fine-tunes",
+    "experts_lora": "LoRA adapters, rank 8, each from a random start of its own",
+    "experts_lora_same_start": "LoRA adapters, rank 8, all from one random start",
+}
 
 
 PICTURES = {"radar": "Accuracy of each task", "confusion": "Where inputs were sent"}

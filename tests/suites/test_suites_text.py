@@ -88,14 +88,15 @@ def test_an_adapter_leaves_the_base_out(suite):
     assert config["base_model_name_or_path"] == backbone.HUB
 
 
-def test_adapters_of_all_tasks_start_from_the_same_matrices(suite):
+@pytest.mark.parametrize(("kind", "same"), [("lora", False), ("lora_same_start", True)])
+def test_adapters_start_from_matrices_of_their_own_or_from_the_same(suite, kind, same):
     starts = []
     for task in ("imdb", "sms_spam"):
-        folder = experts.make_expert(task, "lora", ft.Config(samples=16, batch_size=16, lr=0.0))
+        folder = experts.make_expert(task, kind, ft.Config(samples=16, batch_size=16, lr=0.0))
         tensors = massmerge.io.tensor_file.read_header(folder / "adapter_model.safetensors")
         starts.append({n: massmerge.io.tensor_file.read_tensor(i) for n, i in tensors.items() if "lora_A" in n})
     assert starts[0]
-    assert all(torch.equal(tensor, starts[1][name]) for name, tensor in starts[0].items())
+    assert all(torch.equal(tensor, starts[1][name]) is same for name, tensor in starts[0].items())
 
 
 def test_no_adapter_is_put_on_the_pooler(suite):
@@ -308,7 +309,18 @@ def test_the_text_suite_trains_adapters_for_the_set_of_that_name(suite, monkeypa
     given = []
     monkeypatch.setattr(experts, "main", given.append)
     run.finetune(run.open_suite("text"), run.Batch("lora", ("imdb",)), argparse.Namespace(quick=True))
-    assert given == [["--tasks", "imdb", "--quick", "--lora"]]
+    assert given == [["--tasks", "imdb", "--kind", "lora", "--quick"]]
+
+
+def test_a_mixed_set_has_adapters_beside_full_fine_tunes(suite):
+    kinds = {task: recipe.kind_of("mixed", task) for task in recipe.SETS["mixed"]}
+    assert sorted(kinds.values()) == ["full"] * 4 + ["lora"] * 4
+    for task in ("sms_spam", "imdb"):
+        experts.make_expert(task, kinds[task], ft.Config(samples=16, batch_size=16))
+    written, _ = recipe.write_files("mixed", ["sms_spam", "imdb"])
+    assert [task["expert"] for task in yaml.safe_load(written.read_text())["tasks"]] == [
+        "experts/sms_spam", "experts_lora/imdb",
+    ]  # fmt: skip
 
 
 def test_the_page_shows_what_an_evaluation_found(tmp_path):

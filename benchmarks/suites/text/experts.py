@@ -1,4 +1,4 @@
-"""Fine-tune the text suite's experts: `python -m benchmarks.suites.text.experts --tasks imdb,glosses [--lora]`.
+"""Fine-tune the text suite's experts: `python -m benchmarks.suites.text.experts --tasks imdb,glosses [--kind lora]`.
 
 The head reads the mean over real tokens, which is what this base was trained to give. The library's own class for BERT
 reads the first token instead, so an expert is a `BertModel` folder (or an adapter) with its head beside it:
@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+from zlib import crc32
 
 import torch
 from safetensors.torch import save_file
@@ -24,8 +25,8 @@ from benchmarks.suites.splits import SPLITS, read_split
 from benchmarks.suites.text.backbone import HUB, folder, make_base
 from benchmarks.suites.text.tasks import TASKS, choose, make_data
 
-Kind = Literal["full", "lora"]
-FOLDERS: dict[Kind, str] = {"full": "experts", "lora": "experts_lora"}
+Kind = Literal["full", "lora", "lora_same_start"]
+FOLDERS: dict[Kind, str] = {kind: f"experts_{kind}" for kind in get_args(Kind)} | {"full": "experts"}
 LORA_SAMPLES = 2400  # steps are large, so few are enough
 QUICK_ROWS = {"train": 256, "validation": 64, "test": 64}
 
@@ -54,8 +55,8 @@ def make_expert(task: str, kind: Kind, config: Config, quick: bool = False) -> P
     classes: list[str] = json.loads((data / "data.json").read_text(encoding="utf-8"))["classes"]
     rows = [load_rows(data, split, tokenizer, classes, QUICK_ROWS[split] if quick else None) for split in SPLITS]
     model: Any = AutoModel.from_pretrained(base)
-    if kind == "lora":
-        model = add_adapter(model)
+    if kind != "full":
+        model = add_adapter(model, start=crc32(task.encode()) if kind == "lora" else 0)
     head = nn.Linear(model.config.hidden_size, len(classes))
 
     def features(batch: dict[str, Tensor]) -> Tensor:
@@ -64,7 +65,7 @@ def make_expert(task: str, kind: Kind, config: Config, quick: bool = False) -> P
     metrics = finetune(model, features, head, *rows, config, f"{task} ({kind})")
 
     def save(partial: Path) -> None:
-        if kind == "lora":
+        if kind != "full":
             save_adapter(model, partial, HUB)
         else:
             model.save_pretrained(partial)
@@ -100,12 +101,16 @@ def load_rows(data: Path, split: str, tokenizer: Any, classes: list[str], most: 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = expert_parser(__doc__)
-    parser.add_argument("--lora", action="store_true", help="adapters of rank 8 instead of full fine-tunes")
+    parser.add_argument(
+        "--kind",
+        choices=FOLDERS,
+        default="full",
+        help="adapters have rank 8, and starts of their own or one for all",
+    )
     options = parser.parse_args(arguments)
     logging.disable_progress_bar()
-    kind: Kind = "lora" if options.lora else "full"
     for task in choose(options.tasks):
-        make_expert(task, kind, changed(default_config(task, kind), options), options.quick)
+        make_expert(task, options.kind, changed(default_config(task, options.kind), options), options.quick)
 
 
 if __name__ == "__main__":

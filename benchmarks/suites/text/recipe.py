@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,25 @@ SETS: dict[str, tuple[str, ...]] = {
     "extended": tuple(EXTENDED),
     "all": tuple(TASKS),
     "lora": tuple(CORE),
+    "lora_same_start": tuple(CORE),
+    "mixed": tuple(CORE),
 }
+_ADAPTERS_OF_MIXED = frozenset(tuple(CORE)[1::2])
 
 
-def kind_of(name: str) -> Kind:
-    """Whether a set of tasks is made of adapters or of full fine-tunes."""
-    return "lora" if name.startswith("lora") else "full"
+def kind_of(name: str, task: str) -> Kind:
+    """What a task's expert is in a set: `mixed` has adapters beside full fine-tunes."""
+    name = name.removesuffix("-part")
+    if name == "mixed":
+        return "lora" if task in _ADAPTERS_OF_MIXED else "full"
+    return next((kind for kind in FOLDERS if kind == name), "full")
 
 
 def write_files(name: str, tasks: Sequence[str], folder: Path | None = None) -> tuple[Path, Path]:
     """Write `recipe-NAME.yaml` and `suite-NAME.yaml` for some tasks; paths inside are relative to them.
 
     Args:
-        name: what the two files are called after. A name that starts with `lora` takes the adapters.
+        name: what the two files are called after, and the set whose kind of experts they take.
         tasks: names of the tasks, in the recipe's order. Each must have its expert.
         folder: where base, experts and data lie; the text suite's part of the cache if not given.
 
@@ -36,26 +42,26 @@ def write_files(name: str, tasks: Sequence[str], folder: Path | None = None) -> 
         The paths of the recipe and of the suite.
     """
     folder = folder or backbone.folder()
-    metrics = read_metrics(folder / FOLDERS[kind_of(name)], tasks)
-    return write_pair(folder, name, recipe(tasks, kind_of(name)), suite(name, metrics))
+    where = {task: FOLDERS[kind_of(name, task)] for task in tasks}
+    metrics = {task: read_metrics(folder / where[task], [task])[task] for task in tasks}
+    return write_pair(folder, name, recipe(where), suite(name, metrics))
 
 
-def recipe(tasks: Sequence[str], kind: Kind) -> dict[str, Any]:
-    """A recipe with defaults only, so that what is measured is what a user gets."""
-    where = FOLDERS[kind]
+def recipe(where: Mapping[str, str]) -> dict[str, Any]:
+    """A recipe with defaults only, so that what is measured is what a user gets; of each task, the folder of its expert."""
     return {
         "base": "base",
         "tasks": [
             {
                 "name": task,
-                "expert": f"{where}/{task}",
+                "expert": f"{experts}/{task}",
                 "head": {
-                    "weights": f"{where}/{task}/head.safetensors",
-                    "labels": f"{where}/{task}/labels.json",
+                    "weights": f"{experts}/{task}/head.safetensors",
+                    "labels": f"{experts}/{task}/labels.json",
                     "features": "mean",
                 },
             }
-            for task in tasks
+            for task, experts in where.items()
         ],
     }
 

@@ -14,6 +14,11 @@ DIGIT_TASKS = ("mnist", "usps", "digits")
 SETS: dict[str, tuple[str, ...]] = {"core": tuple(CORE), "extended": tuple(EXTENDED), "all": tuple(TASKS)}
 
 
+def kind_of(name: str, task: str) -> str:
+    """What a task's expert is in a set: all image experts are full fine-tunes."""
+    return "full"
+
+
 def write_files(name: str, tasks: Sequence[str], folder: Path | None = None) -> tuple[Path, Path]:
     """Write `recipe-NAME.yaml` and `suite-NAME.yaml` for some tasks; paths inside are relative to them.
 
