@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from massmerge.errors import InputError
+from massmerge.routing.linear import Linear
 from massmerge.routing.mlp import MlpRouter
 from massmerge.routing.nearest import NearestRouter
 from massmerge.routing.per_voter import PerVoter
@@ -13,6 +14,7 @@ from massmerge.routing.router import RouterKind
 ROUTERS: dict[str, RouterKind] = {
     "projection": PerVoter(ProjectionRouter),
     "prototype": PerVoter(PrototypeRouter),
+    "linear": Linear(),
     "nearest": PerVoter(NearestRouter),
     "mlp": PerVoter(MlpRouter),
 }
