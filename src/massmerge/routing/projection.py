@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from massmerge.routing.router import Router
+from massmerge.routing.per_voter import VoterRouter
 
 _CLOSE = 1e-3
 # The first vector of every task is close to the mean activation of all inputs, and tells nothing by itself.
@@ -16,7 +16,7 @@ _LEAST_RANK = 2
 Score = Literal["residual", "l1", "mahalanobis", "energy"]
 
 
-class ProjectionRouter(Router):
+class ProjectionRouter(VoterRouter):
     """Scores of one voter.
 
     Args:
