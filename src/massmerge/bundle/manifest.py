@@ -11,7 +11,7 @@ from typing import Any
 from massmerge.bundle.layout import FORMAT_VERSION, LOADED, MANIFEST, MOVED, holds_tensors, work_folder
 from massmerge.bundle.schema import manifest_fault
 from massmerge.errors import InputError
-from massmerge.io.checksums import crc32_of, file_sha256
+from massmerge.io.checksums import file_sha256, xxh128_of
 from massmerge.io.durable import write_text
 from massmerge.io.tensor_file import read_header
 from massmerge.io.untrusted import CONFIGS, refuse_code
@@ -25,7 +25,7 @@ def write_manifest(folder: Path, data: dict[str, Any]) -> None:
     files = {p.relative_to(folder).as_posix(): {"bytes": p.stat().st_size, "sha256": file_sha256(p)} for p in paths}
     for name in filter(holds_tensors, files):
         with (folder / name).open("rb") as file:
-            files[name]["crc32"] = crc32_of(file)
+            files[name]["xxh128"] = xxh128_of(file)
     sign_manifest(folder, {"format_version": FORMAT_VERSION, **data, "files": files})
 
 

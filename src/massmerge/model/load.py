@@ -61,7 +61,7 @@ def load(
         device: where to run, such as `cpu` or `cuda`; a GPU if there is one by default.
         cache: bytes (or `"512MB"`) for dense weights of sets that are used again and again; none by default.
         check: how files are compared with the manifest: in the `background`, which takes little time: small files now, the
-            large ones by CRC-32 before the first answer and by SHA-256 after it, and all calls fail as soon as damage is
+            large ones by XXH128 before the first answer and by SHA-256 after it, and all calls fail as soon as damage is
             found; everything by SHA-256 now (True); or nothing.
         mapped: leave the tensors of base and tasks in their files, which costs less memory. Then every call fails if these
             files have changed, and a file that is cut short during a call ends the process (SIGBUS). False reads them.
