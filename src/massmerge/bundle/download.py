@@ -7,11 +7,11 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
+from massmerge.bundle.card import card_entry
 from massmerge.bundle.layout import CARD, MANIFEST, MOVED, hub_blobs, work_folder
 from massmerge.bundle.manifest import find_damage, read_manifest, sign_manifest
 from massmerge.bundle.work_folder import WorkFolder, in_words
 from massmerge.errors import DamageError, InputError, listing
-from massmerge.io.checksums import file_sha256
 from massmerge.io.hub import client_options, hub_errors, is_repository, split_revision
 
 
@@ -117,7 +117,7 @@ def _copy(snapshot: Path, manifest: dict[str, Any], target: Path, *, replacing: 
                 (result / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(snapshot / name, result / name)
             if CARD in files:
-                files[CARD] = {"bytes": (result / CARD).stat().st_size, "sha256": file_sha256(result / CARD)}
+                files[CARD] = card_entry(result)
             sign_manifest(result, {**manifest, "files": files})
             work.publish(replacing=replacing)
         finally:

@@ -15,7 +15,8 @@ from massmerge.io.hub import first_line, split_revision
 from massmerge.io.tensor_file import DTYPES, TensorInfo
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(@[\w./-]+)?")
-_SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
+CARD = "README.md"
+_SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja", CARD]
 PROCESSOR_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
     "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "chat_template.jinja",
