@@ -109,10 +109,7 @@ def _content(path: Path, repo: str) -> Path | bytes:
     """A file to upload; the lines of the card that load the bundle load it from the hub there."""
     if path.name != CARD:
         return path
-    text = path.read_text(encoding="utf-8")
-    for call in ("mm.load", "from_pretrained"):
-        text = text.replace(f'{call}(".")', f'{call}("{repo}")')
-    return text.encode()
+    return path.read_bytes().replace(b'(".")', f'("{repo}")'.encode())
 
 
 def _listed_there(api: Any, repo: str, commit: str | None, held: Iterable[str]) -> set[str]:
