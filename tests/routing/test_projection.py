@@ -168,7 +168,7 @@ def routed(bases, score="residual"):
 
 
 @pytest.mark.parametrize("score", SCORES)
-@given(seed=seeds, least=st.integers(2, 4), more=st.lists(st.integers(0, 6), min_size=3, max_size=3))
+@given(seed=seeds, least=st.integers(4, 6), more=st.lists(st.integers(0, 6), min_size=3, max_size=3))
 def test_vectors_beyond_the_common_rank_change_no_score_and_no_lift(score, seed, least, more):
     bases, z = bases_of(seed, [least + 6] * 3), activations(seed)
     expected, found = (routed(own, score) for own in ([v[:least] for v in bases],
@@ -186,17 +186,17 @@ def test_another_order_of_the_tasks_gives_the_same_scores_in_that_order(score, s
 
 
 def test_the_common_rank_is_that_of_the_smallest_task_that_changes_something():
-    ranks = [len(v) for v in of_common_rank(bases_of(1, (5, 3, 0, 8)))]
-    assert ranks == [3, 3, 0, 3]
+    ranks = [len(v) for v in of_common_rank(bases_of(1, (7, 5, 0, 8)))]
+    assert ranks == [5, 5, 0, 5]
 
 
-def test_a_task_with_one_vector_leaves_the_others_two():
-    assert [len(v) for v in of_common_rank(bases_of(1, (5, 1, 8)))] == [2, 1, 2]
+def test_a_task_with_one_vector_leaves_the_others_four():
+    assert [len(v) for v in of_common_rank(bases_of(1, (5, 1, 8)))] == [4, 1, 4]
 
 
 def test_the_first_vectors_are_kept():
-    bases = bases_of(1, (5, 3))
-    assert torch.equal(of_common_rank(bases)[0], bases[0][:3])
+    bases = bases_of(1, (8, 5))
+    assert torch.equal(of_common_rank(bases)[0], bases[0][:5])
 
 
 @given(seeds)
@@ -213,6 +213,36 @@ def test_a_second_task_with_the_same_vectors_changes_no_score_of_the_others(scor
     twice = ProjectionRouter([*bases, bases[1]], score, targets=[0, 1, 2, 1])(z)
     expected = ProjectionRouter(bases, score)(z)
     assert torch.allclose(twice, expected[:, [0, 1, 2, 1]], rtol=1e-4, atol=1e-5)
+
+
+# Against neutral activations
+
+
+@given(seeds)
+def test_against_neutral_activations_a_task_counts_by_what_it_holds_beyond_its_share_of_them(seed):
+    bases, z, neutral = bases_of(seed, (4, 4, 4)), activations(seed), activations(seed + 1, batch=7)
+    router = ProjectionRouter(bases).against(neutral)
+
+    def shares(rows):
+        return torch.stack([(rows @ v.mT).norm(dim=1) ** 2 / rows.norm(dim=1) ** 2 for v in bases], 1)
+
+    expected = shares(z) / shares(neutral).mean(0)
+    assert torch.allclose(router(z), -expected.sqrt(), rtol=1e-4)
+    assert torch.allclose(router.lift(z, router(z)), expected, rtol=1e-4)
+
+
+def test_against_neutral_activations_a_task_that_holds_more_of_everything_has_no_advantage():
+    common, own = torch.eye(D)[0], [torch.eye(D)[1:2], torch.eye(D)[2:3]]
+    greedy = torch.nn.functional.normalize(own[1] + common, dim=1)
+    z, neutral = 3 * common + own[0], (3 * common).expand(4, D) + 0.1 * activations(1)
+    assert ProjectionRouter([own[0], greedy])(z).argmin() == 1
+    assert ProjectionRouter([own[0], greedy]).against(neutral)(z).argmin() == 0
+
+
+def test_against_neutral_activations_a_task_that_changes_nothing_is_the_last():
+    found = ProjectionRouter([orthonormal(4, 1), torch.zeros(0, D)]).against(activations(2))(activations(3))
+    assert bool((found[:, 0] < found[:, 1]).all())
+    assert bool(found.isfinite().all())
 
 
 # Several layers that read one activation
