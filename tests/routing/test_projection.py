@@ -215,36 +215,6 @@ def test_a_second_task_with_the_same_vectors_changes_no_score_of_the_others(scor
     assert torch.allclose(twice, expected[:, [0, 1, 2, 1]], rtol=1e-4, atol=1e-5)
 
 
-# Against neutral activations
-
-
-@given(seeds)
-def test_against_neutral_activations_a_task_counts_by_what_it_holds_beyond_its_share_of_them(seed):
-    bases, z, neutral = bases_of(seed, (4, 4, 4)), activations(seed), activations(seed + 1, batch=7)
-    router = ProjectionRouter(bases).against(neutral)
-
-    def shares(rows):
-        return torch.stack([(rows @ v.mT).norm(dim=1) ** 2 / rows.norm(dim=1) ** 2 for v in bases], 1)
-
-    expected = shares(z) / shares(neutral).mean(0)
-    assert torch.allclose(router(z), -expected.sqrt(), rtol=1e-4)
-    assert torch.allclose(router.lift(z, router(z)), expected, rtol=1e-4)
-
-
-def test_against_neutral_activations_a_task_that_holds_more_of_everything_has_no_advantage():
-    common, own = torch.eye(D)[0], [torch.eye(D)[1:2], torch.eye(D)[2:3]]
-    greedy = torch.nn.functional.normalize(own[1] + common, dim=1)
-    z, neutral = 3 * common + own[0], (3 * common).expand(4, D) + 0.1 * activations(1)
-    assert ProjectionRouter([own[0], greedy])(z).argmin() == 1
-    assert ProjectionRouter([own[0], greedy]).against(neutral)(z).argmin() == 0
-
-
-def test_against_neutral_activations_a_task_that_changes_nothing_is_the_last():
-    found = ProjectionRouter([orthonormal(4, 1), torch.zeros(0, D)]).against(activations(2))(activations(3))
-    assert bool((found[:, 0] < found[:, 1]).all())
-    assert bool(found.isfinite().all())
-
-
 # Several layers that read one activation
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from typing import Literal
 
 import torch
@@ -56,20 +55,6 @@ class ProjectionRouter(VoterRouter):
         self._chance = torch.tensor([chance if rank else torch.inf for rank in self.ranks])
         counted = [bases[i] for i in (dict.fromkeys(targets) if targets else range(len(bases)))]
         self._whitener = mahalanobis_whitener(torch.cat(counted)) if score == "mahalanobis" else None
-        self._neutral: Tensor | None = None
-
-    def against(self, z: Tensor) -> ProjectionRouter:
-        """A router that compares what a task holds of an activation with what it holds of neutral ones.
-
-        The subspace of an adapter that hardly left its random start holds by chance more or less of what all activations
-        have in common, and that is most of each. What counts is what it holds beyond that.
-
-        Args:
-            z: activations of inputs of no task (n, d).
-        """
-        found = copy(self)
-        found._neutral = self._share(z, self.captured(z)).mean(0).clamp_min(torch.finfo(z.dtype).eps)
-        return found
 
     @property
     def bases(self) -> list[Tensor]:
@@ -83,14 +68,10 @@ class ProjectionRouter(VoterRouter):
     def lift(self, z: Tensor, scores: Tensor) -> Tensor:
         """How many times as much of each activation a task's subspace holds as a random one of the common rank (batch, T).
 
-        With neutral activations to compare with, how many times as much as of those.
-
         Args:
             z: activations (batch, d).
             scores: what this router gave for them, from which the captured share follows without a second product.
         """
-        if self._neutral is not None:
-            return scores.square()
         length = z.square().sum(1, keepdim=True).clamp_min(1e-30)
         if self.score == "residual":
             captured = length - scores.square()
@@ -102,8 +83,6 @@ class ProjectionRouter(VoterRouter):
 
     def __call__(self, z: Tensor) -> Tensor:
         """Residuals (batch, T) of activations (batch, d); less is better."""
-        if self._neutral is not None:
-            return -(self._share(z, self.captured(z)) / self._neutral).sqrt()
         if self.score in ("residual", "energy"):
             captured = self.captured(z)
             if self.score == "energy":
@@ -120,10 +99,6 @@ class ProjectionRouter(VoterRouter):
                 )
             return residuals
         return torch.stack([self._measure(r) for r in self._remainders(z)], 1)
-
-    def _share(self, z: Tensor, captured: Tensor) -> Tensor:
-        """Of each activation the share that is captured (batch, T)."""
-        return captured / z.square().sum(1, keepdim=True).clamp_min(1e-30)
 
     def _measure(self, remainder: Tensor) -> Tensor:
         if self._whitener is None:
