@@ -216,7 +216,8 @@ def _stages(
     own = make_router(bundle, kind, voters, subspaces)
     first = Look(_make_first_pass(bundle, base, voters, tensors, slots), lambda: own)
     second = _second_look(bundle, base, sites, kind, tensors, subspaces) if image else None
-    return Stages(tensors.names, sites, recipe.router, recipe.unknown, first, second)
+    targets = None if find_router(kind).needs_fit else tensors.targets
+    return Stages(tensors.names, sites, recipe.router, recipe.unknown, first, second, targets)
 
 
 def _second_look(
@@ -238,7 +239,7 @@ def _second_look(
     def router() -> Router:
         return make_router(bundle, kind, voters, subspaces_of(voters, tensors, options.score))
 
-    kin = separation([subspaces.bases for subspaces in dict.fromkeys(first)]).kin()
+    kin = separation([subspaces.bases for subspaces in dict.fromkeys(first)]).kin(tensors.targets)
     return SecondLook(FirstPass(base, voters), router, kin, options.unsure)
 
 

@@ -24,6 +24,7 @@ class Choice:
         options: how scores become weights and weights a set.
         top_k: K.
         unknown: when to choose none.
+        targets: for each task the first one with the same expert; none where the router can tell such tasks apart.
     """
 
     tasks: list[str]
@@ -31,6 +32,15 @@ class Choice:
     options: RouterOptions
     top_k: int
     unknown: Unknown
+    targets: list[int] | None = None
+
+    @property
+    def routed(self) -> dict[int, list[str]]:
+        """Positions of the tasks that are decided among; each with the names of all that share its expert, its own first."""
+        found: dict[int, list[int]] = {}
+        for task in self.allowed:
+            found.setdefault(self.targets[task] if self.targets else task, []).append(task)
+        return {tasks[0]: [self.tasks[t] for t in tasks] for tasks in found.values()}
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,8 @@ def count_votes(votes: Votes, choice: Choice, *, shared: bool = False) -> list[R
         choice: what is decided among.
         shared: make one decision, by the mean of the inputs' scores.
     """
-    scores = [s[:, choice.allowed] for s in votes.scores]
+    routed = list(choice.routed)
+    scores = [s[:, routed] for s in votes.scores]
     if shared:
         scores = [s.mean(0, keepdim=True) for s in scores]
     residuals = vote(scores)
@@ -86,7 +97,7 @@ def count_votes(votes: Votes, choice: Choice, *, shared: bool = False) -> list[R
     standardized = options.standardize and not votes.probable
     weights = weigh(residuals, standardized=standardized, temperature=options.temperature)
     chosen = select(weights, options.threshold, choice.top_k)
-    lifts = None if votes.lifts is None else _best_lifts(votes.lifts, [choice.allowed[c[0]] for c in chosen])
+    lifts = None if votes.lifts is None else _best_lifts(votes.lifts, [routed[c[0]] for c in chosen])
     agreed, leads = _certainty(scores, chosen, weights if votes.probable else None)
     return _routings(residuals, weights, chosen, lifts, agreed, leads, votes.voters, choice)
 
@@ -115,7 +126,7 @@ def _routings(
     voters: list[Voter],
     choice: Choice,
 ) -> list[Routing]:
-    names = [choice.tasks[t] for t in choice.allowed]
+    names = list(choice.routed.values())
     site = " ".join(voter.name for voter in voters)
     found = []
     for i, (left, share) in enumerate(zip(residuals.tolist(), weights.tolist(), strict=True)):
@@ -123,9 +134,9 @@ def _routings(
         abstains = (lift is not None and lift < choice.unknown.lift) or agreed[i] < choice.unknown.agreement
         found.append(
             Routing(
-                dict(zip(names, left, strict=True)),
-                dict(zip(names, share, strict=True)),
-                [] if abstains else [names[c] for c in chosen[i]],
+                _of_all(names, left),
+                _of_all(names, share),
+                [] if abstains else [name for c in chosen[i] for name in names[c]][: choice.top_k],
                 site,
                 lift,
                 agreed[i],
@@ -133,6 +144,11 @@ def _routings(
             )
         )
     return found
+
+
+def _of_all(names: list[list[str]], values: list[float]) -> dict[str, float]:
+    """The value of each task; those that share an expert share its value."""
+    return {name: value for several, value in zip(names, values, strict=True) for name in several}
 
 
 def _best_lifts(lifts: Tensor, best: list[int]) -> list[float]:

@@ -103,6 +103,7 @@ class Stages:
         unknown: when no task is chosen.
         first: the first look.
         second: the second look, where there is one.
+        targets: for each task the first one with the same expert; none where the router can tell such tasks apart.
     """
 
     tasks: list[str]
@@ -111,6 +112,7 @@ class Stages:
     unknown: Unknown
     first: Look
     second: SecondLook | None = None
+    targets: list[int] | None = None
 
     @property
     def voters(self) -> list[Voter]:
@@ -143,7 +145,8 @@ class Stages:
     def choice(self, allowed: list[int] | None = None, unknown: Unknown | None = None) -> Choice:
         """What is decided among: by default all tasks, with the recipe's limits."""
         everything = list(range(len(self.tasks)))
-        return Choice(self.tasks, allowed or everything, self.options, self.top_k, unknown or self.unknown)
+        limits = unknown or self.unknown
+        return Choice(self.tasks, allowed or everything, self.options, self.top_k, limits, self.targets)
 
     def route(
         self, batch: dict[str, Tensor], choice: Choice, by: str = "input"
