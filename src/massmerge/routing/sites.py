@@ -172,7 +172,7 @@ def choose_sites(
     if unknown:
         known = ", ".join(site.name for site in sites if len(site.name) <= 4)
         raise InputError(
-            f"no site {', '.join(map(repr, unknown))}. There are {known}; `mass inspect --sites` lists all."
+            f"no site {', '.join(map(repr, unknown))}. Choose from {known}; `mass inspect --sites` lists all."
         )
     chosen = {by_name[name].name for name in names}
     return [site for site in sites if site.name in chosen]
