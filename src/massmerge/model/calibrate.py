@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from massmerge.bundle.download import refuse_hub
 from massmerge.bundle.layout import LEFT_OVER, MANIFEST, ROUTER
 from massmerge.bundle.manifest import read_manifest, sign_manifest
 from massmerge.bundle.merge_folder import recover
@@ -47,6 +48,7 @@ def calibrate(
     """
     if kind not in FITTED:
         raise InputError(f"kind is one of {', '.join(FITTED)}, not {kind!r}.")
+    refuse_hub(path)
     path = Path(path)
     recover(path)
     read_manifest(path)  # what is no bundle gets no folder beside it
@@ -83,7 +85,7 @@ def _fitted(model: Model, chosen: dict[str, list[Any]], kind: str) -> dict[str, 
     for look in (stages.first, stages.second if router.second_look else None):
         if look is None:
             continue
-        subspaces = subspaces_of(look.voters, model.sets.tensors, stages.options.score)
+        subspaces = subspaces_of(look.voters, model.sets.tensors, stages.options.score, look.first_pass)
         activations = _activations(model, look.first_pass, chosen)
         kept = router.fit([voter.name for voter in look.voters], activations, owners, subspaces)
         fitted |= {f"{kind}.{name}": tensor for name, tensor in kept.items()}
