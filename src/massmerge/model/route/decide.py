@@ -11,7 +11,8 @@ from torch import Tensor
 from massmerge.model.answers import Routing
 from massmerge.model.route.first_pass import Voter
 from massmerge.recipe import RouterOptions, Unknown
-from massmerge.routing import Activation, agreements, margins, select, vote, weigh
+from massmerge.routing import Activation, agreements, margins, select, standardize, vote, weigh
+from massmerge.routing.confidence import ConfidenceRule, task_probabilities
 from massmerge.routing.router import Router
 
 
@@ -25,6 +26,7 @@ class Choice:
         options: how scores become weights and weights a set.
         top_k: K.
         unknown: when to choose none.
+        rule: how evidence becomes confidence.
     """
 
     tasks: list[str]
@@ -32,6 +34,7 @@ class Choice:
     options: RouterOptions
     top_k: int
     unknown: Unknown
+    rule: ConfidenceRule = ConfidenceRule()  # noqa: RUF009 - it is frozen
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ def _routings(
     site = " ".join(voter.name for voter in voters)
     agreed = agreements(scores, [c[0] for c in chosen])
     leads = margins(scores) if len(names) > 1 else [None] * len(chosen)
+    standings = standardize(torch.stack(scores)).mean(0).tolist()
     found = []
     for i, (left, share) in enumerate(zip(residuals.tolist(), weights.tolist(), strict=True)):
         lift = None if lifts is None else lifts[i]
@@ -132,6 +136,9 @@ def _routings(
                 lift,
                 agreed[i],
                 leads[i],
+                probabilities=dict(
+                    zip(names, task_probabilities(standings[i], chosen[i][0], choice.rule), strict=True)
+                ),
             )
         )
     return found

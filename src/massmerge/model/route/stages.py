@@ -29,6 +29,7 @@ from massmerge.model.route.decide import Choice, Votes, cast_votes, count_votes
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.recipe import RouterOptions, Unknown
 from massmerge.routing import Site
+from massmerge.routing.confidence import ConfidenceRule, head_evidence
 from massmerge.routing.router import Router
 
 BATCH_PROBES = 4  # inputs that decide for a whole batch of one task
@@ -105,6 +106,7 @@ class Stages:
         unknown: when no task is chosen.
         first: the first look.
         second: the second look, where there is one.
+        rule: how evidence becomes confidence.
     """
 
     tasks: list[str]
@@ -113,6 +115,7 @@ class Stages:
     unknown: Unknown
     first: Look
     second: SecondLook | None = None
+    rule: ConfidenceRule = ConfidenceRule()  # noqa: RUF009 - it is frozen
 
     @property
     def voters(self) -> list[Voter]:
@@ -140,12 +143,12 @@ class Stages:
             return Unknown.model_validate(unknown)
         except ValidationError as error:
             faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            raise InputError(f"unknown: {faults}. It takes lift (from 0) and agreement (0 to 1).") from None
+            raise InputError(f"unknown: {faults}. It takes lift (from 0), agreement and confidence (0 to 1).") from None
 
     def choice(self, allowed: list[int] | None = None, unknown: Unknown | None = None) -> Choice:
         """What is decided among: by default all tasks, with the recipe's limits."""
         everything = list(range(len(self.tasks)))
-        return Choice(self.tasks, allowed or everything, self.options, self.top_k, unknown or self.unknown)
+        return Choice(self.tasks, allowed or everything, self.options, self.top_k, unknown or self.unknown, self.rule)
 
     def route(
         self, batch: dict[str, Tensor], choice: Choice, by: str = "input"
@@ -160,7 +163,7 @@ class Stages:
         count = next(iter(batch.values())).shape[0]
         if len(choice.allowed) == 1:
             name = self.tasks[choice.allowed[0]]
-            return [Routing({}, {name: 1.0}, [name], "none: the task was given")] * count, {}
+            return [Routing({}, {name: 1.0}, [name], "none: the task was given", probabilities={name: 1.0})] * count, {}
         if by == "input":
             return self.look(batch, choice)
         routings, timings = self.look({k: v[:BATCH_PROBES] for k, v in batch.items()}, choice, shared=True)
@@ -215,7 +218,7 @@ class Stages:
 
     def settle(self, asked: Iterable[tuple[int, Prediction]]) -> list[Prediction]:
         """The prediction of each input, from those of its candidates, all of one input one after the other."""
-        return settle(asked, self.options.confidence)
+        return settle(asked, self.options.confidence, head_evidence(self.options.confidence, self.rule))
 
 
 def milliseconds(began: float) -> float:
