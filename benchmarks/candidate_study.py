@@ -74,7 +74,7 @@ def gather(bundle: Path, suite: Path, split: str, limit: int) -> Seen:
         rows = inputs[start : start + 32]
         batch = model.core.batch([model.read(item) for item in rows])
         for votes, look in zip(looks, (stages.first, stages.second), strict=True):
-            routings = count_votes(cast_votes(look.voters, look.first_pass(batch), look.routers), choice)
+            routings = count_votes(cast_votes(look.voters, look.first_pass(batch), look.router), choice)
             votes.append(torch.tensor([[r.residuals[t] for t in model.tasks] for r in routings]) / len(look.voters))
         for own, task in zip(words, model.tasks, strict=True):
             own += [(p.score or 0.0, p.logit or 0.0) for p in model.predict(rows, task=task, top=1)]
@@ -85,7 +85,7 @@ def gather(bundle: Path, suite: Path, split: str, limit: int) -> Seen:
         "log-odds": (kept / (1 - kept)).log().clamp(-10, 10).float(),
         "logit": said[..., 1],
     }
-    bases = [r.bases for r in dict.fromkeys(stages.first.routers) if isinstance(r, ProjectionRouter)]
+    bases = [r.bases for r in dict.fromkeys(stages.first.router.routers) if isinstance(r, ProjectionRouter)]
     return Seen(torch.cat(looks[0]), torch.cat(looks[1]), heads, separation(bases), truth, model.tasks)
 
 

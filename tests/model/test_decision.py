@@ -12,6 +12,7 @@ from massmerge.model.route.first_pass import Voter
 from massmerge.model.route.stages import SecondLook
 from massmerge.recipe import RouterOptions, Unknown
 from massmerge.routing import Activation, margins, standardize
+from massmerge.routing.per_voter import VotingRouter
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.routing.sites import Site
 
@@ -82,9 +83,9 @@ def test_the_routers_of_the_closer_look_are_made_once_and_only_when_needed(load_
     class First:
         voters = ()
 
-    look = SecondLook(First(), lambda: made.append(1) or [len(made)], torch.zeros(2, 2, dtype=torch.bool), 0.3)
+    look = SecondLook(First(), lambda: made.append(1) or len(made), torch.zeros(2, 2, dtype=torch.bool), 0.3)
     assert made == []
-    assert look.routers == look.routers == [1]
+    assert look.router == look.router == 1
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -96,9 +97,9 @@ def test_voters_that_share_a_router_decide_as_voters_with_routers_of_their_own(s
     seen = [Activation(torch.randn(5, 12)) for _ in voters]
     seen[2] = Activation(torch.randn(9, 12), torch.tensor([1, 2, 3, 1, 2]))
     choice = Choice(list("abcd"), [0, 1, 3], RouterOptions(), 2, Unknown())
-    found = count_votes(cast_votes(voters, seen, [first, first, first, second]), choice, shared=shared)
+    found = count_votes(cast_votes(voters, seen, VotingRouter([first, first, first, second])), choice, shared=shared)
     apart = [first, copy.copy(first), copy.copy(first), second]
-    alone = count_votes(cast_votes(voters, seen, apart), choice, shared=shared)
+    alone = count_votes(cast_votes(voters, seen, VotingRouter(apart)), choice, shared=shared)
     for one, other in zip(found, alone, strict=True):
         assert one.selected == other.selected
         assert one.residuals == pytest.approx(other.residuals, abs=1e-5)

@@ -13,6 +13,7 @@ from massmerge.recipe import RouterOptions
 from massmerge.routing import select, weigh
 from massmerge.routing.mlp import MlpRouter, fit_mlp
 from massmerge.routing.nearest import NearestRouter
+from massmerge.routing.per_voter import PerVoter
 from massmerge.routing.prototype import PrototypeRouter, fit_prototypes
 from massmerge.routing.routers import ROUTERS
 from models import text_bundle
@@ -193,11 +194,11 @@ class FarthestRouter(NearestRouter):
 
 
 def test_a_new_router_is_one_line_in_the_dictionary(root, tmp_path, monkeypatch):
-    monkeypatch.setitem(ROUTERS, "farthest", FarthestRouter)
+    monkeypatch.setitem(ROUTERS, "farthest", PerVoter(FarthestRouter))
     monkeypatch.setattr("massmerge.model.calibrate.FITTED", ["farthest"])
     bundle = shutil.copytree(text_bundle(root), tmp_path / "bundle")
     tasks = massmerge.load(bundle).tasks
     calibrate(bundle, {task: [f"{task} {task}", f"a {task}"] for task in tasks}, kind="farthest")
     found = massmerge.load(bundle).route("win free prize")[0]
-    assert massmerge.load(bundle).stages.first.routers[0].__class__ is FarthestRouter
+    assert massmerge.load(bundle).stages.first.router.routers[0].__class__ is FarthestRouter
     assert found.lift is None and set(found.residuals) == set(tasks)

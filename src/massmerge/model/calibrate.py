@@ -85,9 +85,8 @@ def _fitted(model: Model, chosen: dict[str, list[Any]], kind: str) -> dict[str, 
             continue
         subspaces = subspaces_of(look.voters, model.sets.tensors, stages.options.score)
         activations = _activations(model, look.first_pass, chosen)
-        for voter, z, own in zip(look.voters, activations, subspaces, strict=True):
-            for name, tensor in router.fit(z, owners, own).items():
-                fitted[f"{kind}.{voter.name}.{name}"] = tensor
+        kept = router.fit([voter.name for voter in look.voters], activations, owners, subspaces)
+        fitted |= {f"{kind}.{name}": tensor for name, tensor in kept.items()}
     return fitted
 
 

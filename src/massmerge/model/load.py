@@ -27,7 +27,7 @@ from massmerge.model.model import Model
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.model.route.fixed import make_fixed
 from massmerge.model.route.stages import Look, SecondLook, Stages
-from massmerge.model.route.voters import choose_voters, make_routers, not_fitted, subspaces_of
+from massmerge.model.route.voters import choose_voters, make_router, not_fitted, subspaces_of
 from massmerge.model.second_pass import SecondPass
 from massmerge.model.second_pass.cache import DenseCache
 from massmerge.model.second_pass.first_token import first_token_layers
@@ -85,7 +85,7 @@ def load(
         if not mapped:
             watch.refuse_damage(wait=True)
     if model.stages.second and not mapped:
-        _ = model.stages.second.routers  # made now: nothing is read later
+        _ = model.stages.second.router  # made now: nothing is read later
     return model
 
 
@@ -213,8 +213,8 @@ def _stages(
     recipe, image = bundle.recipe, base.main_input_name == "pixel_values"
     voters = choose_voters(recipe, sites, base, tensors, half=image)
     subspaces = subspaces_of(voters, tensors, recipe.router.score)
-    routers = make_routers(bundle, kind, voters, subspaces)
-    first = Look(_make_first_pass(bundle, base, voters, tensors, slots), lambda: routers)
+    own = make_router(bundle, kind, voters, subspaces)
+    first = Look(_make_first_pass(bundle, base, voters, tensors, slots), lambda: own)
     second = _second_look(bundle, base, sites, kind, tensors, subspaces) if image else None
     return Stages(tensors.names, sites, recipe.router, recipe.unknown, first, second)
 
@@ -235,11 +235,11 @@ def _second_look(
     if not find_router(kind).second_look or not_fitted(bundle, kind, voters):
         return None
 
-    def routers() -> list[Router]:
-        return make_routers(bundle, kind, voters, subspaces_of(voters, tensors, options.score))
+    def router() -> Router:
+        return make_router(bundle, kind, voters, subspaces_of(voters, tensors, options.score))
 
     kin = separation([subspaces.bases for subspaces in dict.fromkeys(first)]).kin()
-    return SecondLook(FirstPass(base, voters), routers, kin, options.unsure)
+    return SecondLook(FirstPass(base, voters), router, kin, options.unsure)
 
 
 def _device(name: str) -> torch.device:

@@ -9,7 +9,9 @@ from dataclasses import asdict, astuple, dataclass
 import torch
 from torch import Tensor
 
-_SHARPNESS = 4.0  # softmax(-4 s) of standings: with it the log-odds of most answers are of the order of 1
+from massmerge.routing.selection import standardize
+
+_SHARPNESS = 4.0  # makes strengths of standardised scores, so that a clear answer's log-odds are of the order of 5
 _SURE = 12.0  # log-odds beyond which nothing is surer
 _PRIOR = 4.0  # what the constants of a fit are held to those it starts from by: about so many inputs
 _STEPS = 50
@@ -38,36 +40,46 @@ class ConfidenceRule:
         return asdict(self)
 
 
-def lead_log_odds(standings: Sequence[float], chosen: int) -> float:
+def strengths(scores: list[Tensor], *, probable: bool = False) -> Tensor:
+    """How strongly the evidence speaks for each task (n, T), as logarithms up to what is the same for all tasks.
+
+    Args:
+        scores: of each voter (n, T), less is better.
+        probable: whether there is one opinion, a negative log-probability.
+    """
+    return -scores[0] if probable else -_SHARPNESS * standardize(torch.stack(scores)).mean(0)
+
+
+def lead_log_odds(strong: Sequence[float], chosen: int) -> float:
     """How clearly a task stands out: the log-odds of its part in a softmax over all tasks.
 
     Two tasks and twenty are alike in it, for each rival adds its own part: a lead over many is worth less than over one.
 
     Args:
-        standings: for each task the mean over voters of its standardised scores; less is better.
+        strong: for each task how strongly the evidence speaks for it (`strengths`).
         chosen: the task.
     """
-    rivals = [-_SHARPNESS * value for task, value in enumerate(standings) if task != chosen]
+    rivals = [value for task, value in enumerate(strong) if task != chosen]
     if not rivals:
         return _SURE
     most = max(rivals)
     total = most + math.log(sum(math.exp(value - most) for value in rivals))
-    return _bounded(-_SHARPNESS * standings[chosen] - total)
+    return _bounded(strong[chosen] - total)
 
 
-def task_probabilities(standings: Sequence[float], best: int, rule: ConfidenceRule) -> list[float]:
+def task_probabilities(strong: Sequence[float], best: int, rule: ConfidenceRule) -> list[float]:
     """For each task the probability that it is the right one; they add up to 1.
 
     Args:
-        standings: as in `lead_log_odds`.
+        strong: as in `lead_log_odds`.
         best: the task that the vote prefers. The others share what it leaves.
         rule: the constants.
     """
-    if len(standings) == 1:
+    if len(strong) == 1:
         return [1.0]
-    sure = sigmoid(rule.offset + rule.lead * lead_log_odds(standings, best))
-    least = min(value for task, value in enumerate(standings) if task != best)
-    parts = [0.0 if task == best else math.exp(-_SHARPNESS * (value - least)) for task, value in enumerate(standings)]
+    sure = sigmoid(rule.offset + rule.lead * lead_log_odds(strong, best))
+    most = max(value for task, value in enumerate(strong) if task != best)
+    parts = [0.0 if task == best else math.exp(value - most) for task, value in enumerate(strong)]
     total = sum(parts)
     return [sure if task == best else (1 - sure) * part / total for task, part in enumerate(parts)]
 

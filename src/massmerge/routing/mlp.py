@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
+from massmerge.routing.per_voter import VoterRouter
 from massmerge.routing.projection import ProjectionRouter
-from massmerge.routing.router import Router
 
 _HIDDEN, _DROPOUT = 1024, 0.5  # the paper's
 
@@ -41,7 +41,7 @@ def fit_mlp(activations: Tensor, owners: Tensor, tasks: int, *, steps: int = 300
     return tensors
 
 
-class MlpRouter(Router):
+class MlpRouter(VoterRouter):
     """Scores of one voter: the negative logits of the trained network; less is better."""
 
     @classmethod

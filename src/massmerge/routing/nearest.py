@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from massmerge.routing.per_voter import VoterRouter
 from massmerge.routing.projection import ProjectionRouter
-from massmerge.routing.router import Router
 
 
-class NearestRouter(Router):
+class NearestRouter(VoterRouter):
     """Scores of one voter: the cosine distance to the nearest support activation of each task; less is better.
 
     Args:

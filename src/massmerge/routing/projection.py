@@ -7,13 +7,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from massmerge.routing.router import Router
+from massmerge.routing.per_voter import VoterRouter
 
 _CLOSE = 1e-3
 Score = Literal["residual", "l1", "mahalanobis", "energy"]
 
 
-class ProjectionRouter(Router):
+class ProjectionRouter(VoterRouter):
     """Scores of one voter.
 
     Args:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from massmerge.routing.per_voter import VoterRouter
 from massmerge.routing.projection import ProjectionRouter
-from massmerge.routing.router import Router
 
 _SHRINKAGE = 0.8  # a dozen inputs a task tell little about a covariance: most of it is taken as equal in all directions
 # What the distance counts against the residual; anything from a half to one does as well, and from one and a half to three
@@ -56,7 +56,7 @@ def fit_prototypes(
     return {**fitted, "scales": torch.tensor([counts * _scale(scores(units.float())) for scores, counts in parts])}
 
 
-class PrototypeRouter(Router):
+class PrototypeRouter(VoterRouter):
     """Scores of one voter: the distance to each task's prototype, together with the residual; less is better.
 
     A dozen inputs know less of a full fine-tune's task than its subspace does, but something else: a subspace does not know

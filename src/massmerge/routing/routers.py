@@ -5,20 +5,21 @@ from __future__ import annotations
 from massmerge.errors import InputError
 from massmerge.routing.mlp import MlpRouter
 from massmerge.routing.nearest import NearestRouter
+from massmerge.routing.per_voter import PerVoter
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.routing.prototype import PrototypeRouter
-from massmerge.routing.router import Router
+from massmerge.routing.router import RouterKind
 
-ROUTERS: dict[str, type[Router]] = {
-    "projection": ProjectionRouter,
-    "prototype": PrototypeRouter,
-    "nearest": NearestRouter,
-    "mlp": MlpRouter,
+ROUTERS: dict[str, RouterKind] = {
+    "projection": PerVoter(ProjectionRouter),
+    "prototype": PerVoter(PrototypeRouter),
+    "nearest": PerVoter(NearestRouter),
+    "mlp": PerVoter(MlpRouter),
 }
 FITTED = [name for name, router in ROUTERS.items() if router.needs_fit]
 
 
-def find_router(kind: str) -> type[Router]:
+def find_router(kind: str) -> RouterKind:
     """The router of a name.
 
     Raises:

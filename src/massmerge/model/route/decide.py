@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -11,8 +10,8 @@ from torch import Tensor
 from massmerge.model.answers import Routing
 from massmerge.model.route.first_pass import Voter
 from massmerge.recipe import RouterOptions, Unknown
-from massmerge.routing import Activation, agreements, margins, select, standardize, vote, weigh
-from massmerge.routing.confidence import ConfidenceRule, task_probabilities
+from massmerge.routing import Activation, agreements, margins, select, vote, weigh
+from massmerge.routing.confidence import ConfidenceRule, strengths, task_probabilities
 from massmerge.routing.router import Router
 
 
@@ -43,39 +42,34 @@ class Votes:
 
     Attributes:
         voters: who says it.
-        scores: of each voter, residuals (inputs, T); less is better.
+        scores: of each voter, residuals (inputs, T), or of all together; less is better.
         lifts: how many times as much of each activation a task holds as chance (inputs, T), the mean over voters; none where
             a router cannot tell.
+        probable: whether there is one opinion, a negative log-probability, whose size counts.
     """
 
     voters: list[Voter]
     scores: list[Tensor]
     lifts: Tensor | None = None
+    probable: bool = False
 
     def of(self, inputs: Tensor) -> Votes:
         """The votes on some of the inputs."""
         lifts = None if self.lifts is None else self.lifts[inputs]
-        return Votes(self.voters, [scores[inputs] for scores in self.scores], lifts)
+        return Votes(self.voters, [scores[inputs] for scores in self.scores], lifts, self.probable)
 
 
 @torch.inference_mode()
-def cast_votes(voters: list[Voter], activations: list[Activation], routers: list[Router]) -> Votes:
+def cast_votes(voters: list[Voter], activations: list[Activation], router: Router) -> Votes:
     """What voters say of inputs.
 
     Args:
         voters: who they are.
         activations: what each voter sees.
-        routers: for each voter what turns activations into scores.
+        router: what turns that into scores.
     """
-    seen = [a if r.each_token else Activation(a.pooled()) for r, a in zip(routers, activations, strict=True)]
-    everything = _scores(routers, seen)
-    scores = [a.averaged(s) for a, s in zip(seen, everything, strict=True)]
-    lifts = [
-        a.averaged(lift)
-        for r, a, s in zip(routers, seen, everything, strict=True)
-        if (lift := r.lift(a.vectors, s)) is not None
-    ]
-    return Votes(voters, scores, torch.stack(lifts).mean(0) if len(lifts) == len(routers) else None)
+    scores = router(activations)
+    return Votes(voters, scores.opinions, scores.lifts, scores.probable)
 
 
 @torch.inference_mode()
@@ -92,37 +86,45 @@ def count_votes(votes: Votes, choice: Choice, *, shared: bool = False) -> list[R
         scores = [s.mean(0, keepdim=True) for s in scores]
     residuals = vote(scores)
     options = choice.options
-    weights = weigh(residuals, standardized=options.standardize, temperature=options.temperature)
+    standardized = options.standardize and not votes.probable
+    weights = weigh(residuals, standardized=standardized, temperature=options.temperature)
     chosen = select(weights, options.threshold, choice.top_k)
     lifts = None if votes.lifts is None else _best_lifts(votes.lifts, [choice.allowed[c[0]] for c in chosen])
-    return _routings(residuals, weights, chosen, scores, lifts, votes.voters, choice)
+    agreed, leads = _certainty(scores, chosen, weights if votes.probable else None)
+    strong = strengths(scores, probable=votes.probable)
+    return _routings(residuals, weights, chosen, lifts, agreed, leads, strong, votes.voters, choice)
 
 
-def _scores(routers: list[Router], seen: list[Activation]) -> list[Tensor]:
-    """What each voter's router gives; tokens of one site share a router, whose vectors are read once for all of them."""
-    vectors = [a.vectors for a in seen]
-    found: list[Tensor] = []
-    for _, voters in groupby(range(len(routers)), key=lambda i: id(routers[i])):
-        own = list(voters)
-        together = routers[own[0]](torch.cat([vectors[i] for i in own]) if len(own) > 1 else vectors[own[0]])
-        found += torch.split(together, [len(vectors[i]) for i in own])
-    return found
+def _certainty(
+    scores: list[Tensor], chosen: list[list[int]], probabilities: Tensor | None
+) -> tuple[list[float], list[float | None]]:
+    """How far voters agree on each input's best task, and how far that is ahead; None where there is no other.
+
+    A router that gives probabilities is asked for these: agreement is the best task's, the lead is in log-odds.
+    """
+    alone = scores[0].shape[1] < 2
+    if probabilities is None:
+        return agreements(scores, [c[0] for c in chosen]), [None] * len(chosen) if alone else [*margins(scores)]
+    best = scores[0].topk(1 if alone else 2, largest=False).values
+    return probabilities.amax(1).tolist(), [None] * len(chosen) if alone else (best[:, 1] - best[:, 0]).tolist()
 
 
 def _routings(
     residuals: Tensor,
     weights: Tensor,
     chosen: list[list[int]],
-    scores: list[Tensor],
     lifts: list[float] | None,
+    agreed: list[float],
+    leads: list[float | None],
+    strong: Tensor,
     voters: list[Voter],
     choice: Choice,
 ) -> list[Routing]:
     names = [choice.tasks[t] for t in choice.allowed]
     site = " ".join(voter.name for voter in voters)
-    agreed = agreements(scores, [c[0] for c in chosen])
-    leads = margins(scores) if len(names) > 1 else [None] * len(chosen)
-    standings = standardize(torch.stack(scores)).mean(0).tolist()
+    probable = [
+        task_probabilities(row, own[0], choice.rule) for row, own in zip(strong.tolist(), chosen, strict=True)
+    ]
     found = []
     for i, (left, share) in enumerate(zip(residuals.tolist(), weights.tolist(), strict=True)):
         lift = None if lifts is None else lifts[i]
@@ -136,9 +138,7 @@ def _routings(
                 lift,
                 agreed[i],
                 leads[i],
-                probabilities=dict(
-                    zip(names, task_probabilities(standings[i], chosen[i][0], choice.rule), strict=True)
-                ),
+                probabilities=dict(zip(names, probable[i], strict=True)),
             )
         )
     return found

@@ -37,16 +37,16 @@ _CANDIDATES = 4  # tasks that answer an unclear image
 
 
 class Look:
-    """A pass up to some voters, and the router of each.
+    """A pass up to some voters, and what scores what they see.
 
     Args:
         first_pass: a pass up to the last of the voters.
-        make_routers: makes their routers, when they are needed for the first time.
+        make_router: makes the router, when it is needed for the first time.
     """
 
-    def __init__(self, first_pass: FirstPass, make_routers: Callable[[], list[Router]]) -> None:
-        self.first_pass, self._make = first_pass, make_routers
-        self._routers: list[Router] | None = None
+    def __init__(self, first_pass: FirstPass, make_router: Callable[[], Router]) -> None:
+        self.first_pass, self._make = first_pass, make_router
+        self._router: Router | None = None
         self._lock = threading.Lock()
 
     @property
@@ -55,12 +55,12 @@ class Look:
         return self.first_pass.voters
 
     @property
-    def routers(self) -> list[Router]:
-        """The router of each voter."""
+    def router(self) -> Router:
+        """What scores what the voters see."""
         with self._lock:
-            if self._routers is None:
-                self._routers = self._make()
-            return self._routers
+            if self._router is None:
+                self._router = self._make()
+            return self._router
 
 
 class SecondLook(Look):
@@ -68,15 +68,13 @@ class SecondLook(Look):
 
     Args:
         first_pass: as in `Look`.
-        make_routers: as in `Look`.
+        make_router: as in `Look`.
         kin: which tasks look alike to the first blocks (T, T), which can then not be sure of either.
         unsure: an input whose best task leads the next by less is looked at again.
     """
 
-    def __init__(
-        self, first_pass: FirstPass, make_routers: Callable[[], list[Router]], kin: Tensor, unsure: float
-    ) -> None:
-        super().__init__(first_pass, make_routers)
+    def __init__(self, first_pass: FirstPass, make_router: Callable[[], Router], kin: Tensor, unsure: float) -> None:
+        super().__init__(first_pass, make_router)
         self._kin, self._unsure = kin, unsure
 
     def needed(self, leads: Sequence[float | None], best: Sequence[int], allowed: Sequence[int]) -> list[int]:
@@ -180,7 +178,7 @@ class Stages:
             began = time.perf_counter()
             activations = look.first_pass(rows)
             passes += milliseconds(began)
-            return cast_votes(look.voters, activations, look.routers)
+            return cast_votes(look.voters, activations, look.router)
 
         def again(unsure: list[int]) -> Votes:
             assert self.second is not None

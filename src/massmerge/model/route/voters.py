@@ -1,4 +1,4 @@
-"""Which sites and tokens of a bundle vote, and the router of each voter."""
+"""Which sites and tokens of a bundle vote, and the router of what they see."""
 
 from __future__ import annotations
 
@@ -37,30 +37,26 @@ def choose_voters(
     return [Voter(site, t) for site in chosen for t in (("cls", "mean") if token == "both" else (token,))]
 
 
-def make_routers(bundle: Bundle, kind: str, voters: list[Voter], subspaces: list[ProjectionRouter]) -> list[Router]:
-    """The router of each voter: from the tasks' subspaces there, or as `mass calibrate` fitted it."""
-    router = find_router(kind)
+def make_router(bundle: Bundle, kind: str, voters: list[Voter], subspaces: list[ProjectionRouter]) -> Router:
+    """The router of a look: from the tasks' subspaces at its voters, or as `mass calibrate` fitted it."""
     if missing := not_fitted(bundle, kind, voters):
         raise InputError(
             f"{bundle.path}: the router {kind} has not been fitted for {', '.join(missing)}. "
             f"`mass calibrate {bundle.path} --inputs …` fits it."
         )
-    fitted = {name: read_tensor(info) for name, info in _fitted(bundle).items() if name.startswith(f"{kind}.")}
-    return [router.load({n.removeprefix(f"{kind}.{v.name}."): t for n, t in fitted.items()}, own)
-            for v, own in zip(voters, subspaces, strict=True)]  # fmt: skip
+    kept = {name: read_tensor(info) for name, info in _fitted(bundle, kind).items()}
+    return find_router(kind).load([voter.name for voter in voters], kept, subspaces)
 
 
 def not_fitted(bundle: Bundle, kind: str, voters: list[Voter]) -> list[str]:
     """Names of the voters that `mass calibrate` has fitted no router of this kind for."""
-    if not find_router(kind).needs_fit:
-        return []
-    names = _fitted(bundle)
-    return [v.name for v in voters if not any(name.startswith(f"{kind}.{v.name}.") for name in names)]
+    return find_router(kind).missing([voter.name for voter in voters], _fitted(bundle, kind))
 
 
-def _fitted(bundle: Bundle) -> dict[str, TensorInfo]:
-    """Where the tensors of fitted routers lie."""
-    return read_header(bundle.file(ROUTER)) if ROUTER in bundle.manifest["files"] else {}
+def _fitted(bundle: Bundle, kind: str) -> dict[str, TensorInfo]:
+    """Where the tensors of a fitted router lie."""
+    found = read_header(bundle.file(ROUTER)) if ROUTER in bundle.manifest["files"] else {}
+    return {name.removeprefix(f"{kind}."): info for name, info in found.items() if name.startswith(f"{kind}.")}
 
 
 def subspaces_of(voters: list[Voter], tensors: TaskTensors, score: Score) -> list[ProjectionRouter]:

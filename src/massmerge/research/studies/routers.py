@@ -25,12 +25,14 @@ from massmerge.research.studies.fixed import accepted_tasks, fixed_about, fixed_
 from massmerge.research.studies.scores import Scores, gather
 from massmerge.research.studies.shipped import best_of, looks_of, routed, shipped_routings, shipped_voters
 from massmerge.research.studies.study import Finding, Study, Verdict
+from massmerge.routing.per_voter import PerVoter, VoterRouter
 from massmerge.routing.projection import Score
-from massmerge.routing.router import Router
-from massmerge.routing.routers import FITTED, find_router
+from massmerge.routing.routers import ROUTERS as KINDS
+from massmerge.routing.routers import find_router
 
 SUPPORT = 16  # inputs of each task that routers with data are fitted on, as by `mass calibrate`
 _PAPER_DEPTH = 0.8
+FITTED = {name: kind.router for name, kind in KINDS.items() if isinstance(kind, PerVoter) and kind.needs_fit}
 _NORMS = {"residual": "L2", "l1": "L1", "mahalanobis": "Mahalanobis", "energy": "energy"}
 _MOST_MISTAKES = 3
 CALIBRATED = "as the bundle is calibrated"
@@ -61,7 +63,7 @@ def run(context: StudyContext) -> Finding:
 def _own(context: StudyContext) -> tuple[str, str]:
     """Name and kind of the row that is the bundle as it routes."""
     kind, options = Bundle(context.bundle, check=False).router_kind, context.model.stages.options
-    if not any(router.needs_fit for router in context.model.stages.first.routers):
+    if not find_router(kind).needs_fit:
         own = f"{options.first_pass} {options.score}"
         return _name(own, "vote", context), own
     return f"{kind}, vote, {CALIBRATED}", CALIBRATED
@@ -98,7 +100,7 @@ def _all_scores(context: StudyContext) -> tuple[Scores, list[str]]:
     voters = list(dict.fromkeys([*shipped_voters(context), one]))
     projections = _projections(context, voters)
     fitted, notes = _fitted(context, voters)
-    base: dict[str, Mapping[str, Router]] = {f"base {score}": routers for score, routers in projections.items()}
+    base: dict[str, Mapping[str, VoterRouter]] = {f"base {score}": routers for score, routers in projections.items()}
     about = {"voters": [v.name for v in voters], "scores": list(projections)}
     fits = {"fitted": list(fitted), "support": SUPPORT, "seed": context.settings.seed}
     found = gather(context, FirstPass(context.model.core.base, voters), {**base, **fitted},
@@ -111,15 +113,15 @@ def _all_scores(context: StudyContext) -> tuple[Scores, list[str]]:
     return found, notes
 
 
-def _projections(context: StudyContext, voters: list[Voter]) -> dict[Score, dict[str, Router]]:
-    found: dict[Score, dict[str, Router]] = {}
+def _projections(context: StudyContext, voters: list[Voter]) -> dict[Score, dict[str, VoterRouter]]:
+    found: dict[Score, dict[str, VoterRouter]] = {}
     for score in get_args(Score):
         sites = {v.site: site_router(context.model.sets.tensors, v.site, score) for v in voters}
         found[score] = {v.name: sites[v.site] for v in voters}
     return found
 
 
-def _fitted(context: StudyContext, voters: list[Voter]) -> tuple[dict[str, dict[str, Router]], list[str]]:
+def _fitted(context: StudyContext, voters: list[Voter]) -> tuple[dict[str, dict[str, VoterRouter]], list[str]]:
     """Routers that are fitted on a few inputs of each task, taken from rows that are not measured."""
     support = context.support(SUPPORT)
     without = [task for task in context.tasks if not support.get(task)]
@@ -130,12 +132,11 @@ def _fitted(context: StudyContext, voters: list[Voter]) -> tuple[dict[str, dict[
     first = FirstPass(context.model.core.base, voters)
     size = context.settings.batch_size
     parts = [first(context.model.core.batch(rows[at : at + size])) for at in range(0, len(rows), size)]
-    found: dict[str, dict[str, Router]] = {kind: {} for kind in FITTED}
+    found: dict[str, dict[str, VoterRouter]] = {kind: {} for kind in FITTED}
     for voter, seen in zip(voters, zip(*parts, strict=True), strict=True):
         z = torch.cat([activation.pooled() for activation in seen])
         residuals = site_router(context.model.sets.tensors, voter.site, context.model.stages.options.score)
-        for kind in FITTED:
-            router = find_router(kind)
+        for kind, router in FITTED.items():
             found[kind][voter.name] = router.load(router.fit(z, owners, residuals), residuals)
     return found, []
 

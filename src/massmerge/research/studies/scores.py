@@ -15,7 +15,7 @@ from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.research.studies.context import StudyContext
 from massmerge.research.studies.settings import Sample
 from massmerge.routing import Activation, vote
-from massmerge.routing.router import Router
+from massmerge.routing.per_voter import VoterRouter
 
 Scores = dict[str, dict[str, Tensor]]
 """For each router, for each voter's name, residuals (samples, T) in the order of the samples; less is better."""
@@ -34,7 +34,7 @@ def batches(context: StudyContext, samples: Sequence[Sample]) -> Iterator[tuple[
 def gather(
     context: StudyContext,
     first_pass: FirstPass | Callable[[], FirstPass],
-    routers: Mapping[str, Mapping[str, Router]],
+    routers: Mapping[str, Mapping[str, VoterRouter]],
     about: Mapping[str, Any],
     what: str = "first pass",
 ) -> Scores:
@@ -112,7 +112,7 @@ def _score(
     return {key: torch.cat(part)[back].contiguous() for key, part in parts.items()}
 
 
-def scored(router: Router, seen: Activation) -> Tensor:
+def scored(router: VoterRouter, seen: Activation) -> Tensor:
     """Residuals (batch, T) of what a voter sees: tokens one by one where the router takes them so, as in an answer."""
     activation = seen if router.each_token else Activation(seen.pooled())
     return activation.averaged(router(activation.vectors))

@@ -89,7 +89,7 @@ def shipped_voters(context: StudyContext) -> list[Voter]:
 
 def _votes(context: StudyContext, look: Look, what: str) -> Votes:
     def measure(seen: list[Activation]) -> dict[str, Tensor]:
-        votes = cast_votes(look.voters, seen, look.routers)
+        votes = cast_votes(look.voters, seen, look.router)
         scores = {voter.name: score for voter, score in zip(look.voters, votes.scores, strict=True)}
         return scores if votes.lifts is None else {**scores, "lifts": votes.lifts}
 
