@@ -68,7 +68,9 @@ def _fortunes(language: str) -> list[str]:
     """Quotations of a hundred characters and more."""
     folder = deb_archive(f"fortunes-{language}") / "usr/share/games/fortunes"
     found = []
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink() and p.suffix not in (".dat", ".u8")):
+    for path in sorted(
+        p for p in folder.rglob("*") if p.is_file() and not p.is_symlink() and p.suffix not in (".dat", ".u8")
+    ):
         text = re.sub(r"\x1b\[[0-9;]*m", "", path.read_text(encoding="utf-8", errors="replace"))
         found += [" ".join(part.split()) for part in re.split(r"\n%\s*\n", text)]
     return sorted({text for text in found if 100 <= len(text) <= 600 and "\ufffd" not in text})

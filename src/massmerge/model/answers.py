@@ -13,7 +13,7 @@ from torch import Tensor
 from massmerge.errors import InputError, MassError
 from massmerge.model.inputs import CutRow
 from massmerge.recipe import AnswerOptions, ProblemType
-from massmerge.routing.confidence import ConfidenceRule, label_confidence
+from massmerge.routing.confidence import DATA_FREE, ConfidenceRule, label_confidence
 
 _PASSES = 0.5  # probability of a label of a multi-label head above which it is given
 
@@ -44,7 +44,11 @@ class Routing:
     @property
     def confidence(self) -> float | None:
         """The probability that the best task is the right one."""
-        best = self.selected[0] if self.selected else max(self.probabilities, key=self.probabilities.get, default=None)
+        best = (
+            self.selected[0]
+            if self.selected
+            else max(self.probabilities, key=self.probabilities.__getitem__, default=None)
+        )
         return None if best is None else self.probabilities.get(best)
 
     def limited(self, confidence: float) -> Routing:
@@ -168,7 +172,7 @@ def make_prediction(
     options: AnswerOptions,
     top: int,
     routing: Routing | None = None,
-    rule: ConfidenceRule = ConfidenceRule(),  # noqa: B008 - it is frozen
+    rule: ConfidenceRule = DATA_FREE,
 ) -> Prediction:
     """The answer of a selected set: the best label over its heads, with all that pass where that is a multi-label head's.
 
@@ -215,7 +219,9 @@ def make_prediction(
 def or_unclear(answer: Prediction, limit: float) -> Prediction:
     """An answer; one of less confidence than the limit becomes that of no task, unless the task was given."""
     routing, sure = answer.routing, answer.confidence
-    if sure is None or sure >= limit or routing is None or not routing.residuals:  # without residuals the task was given
+    if (
+        sure is None or sure >= limit or routing is None or not routing.residuals
+    ):  # without residuals the task was given
         return answer
     return Prediction(None, confidence=sure, routing=replace(routing, selected=[]), timings=answer.timings)
 

@@ -19,7 +19,7 @@ from massmerge.model.inputs import InputReader, Row, read_batches
 from massmerge.model.second_pass.install import PROBE_BATCH, Observed, observe
 from massmerge.model.trees import take_rows
 from massmerge.recipe import AnswerOptions, ProblemType
-from massmerge.routing.confidence import ConfidenceRule
+from massmerge.routing.confidence import DATA_FREE, ConfidenceRule
 from massmerge.routing.sites import probe_inputs
 
 
@@ -41,7 +41,7 @@ class Core:
     """How heads are compared."""
     watch: DamageWatch | None = None
     """Sees to the files that tensors are mapped from."""
-    rule: ConfidenceRule = field(default_factory=ConfidenceRule)
+    rule: ConfidenceRule = DATA_FREE
     """How evidence becomes confidence."""
 
     @property

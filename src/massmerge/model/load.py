@@ -37,6 +37,7 @@ from massmerge.model.speed import plain
 from massmerge.model.speed.packed import pack_layers
 from massmerge.model.trees import shared_copy
 from massmerge.routing import Site
+from massmerge.routing.confidence import DATA_FREE, ConfidenceRule
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.routing.router import Router
 from massmerge.routing.routers import find_router
@@ -150,7 +151,8 @@ def _load(
     )
     labels = {task.name: task.labels for task in bundle.tasks if task.labels is not None}
     options, shared = bundle.recipe.answer, bundle.recipe.shared_labels
-    core = Core(base, tensors.names, labels, heads, reader, shared, options, watch if mapped else None)
+    rule = stages.rule or DATA_FREE
+    core = Core(base, tensors.names, labels, heads, reader, shared, options, watch if mapped else None, rule)
     sets = Sets(core, bundle.path, tensors, second, DenseCache(0 if plain() else cache, second), slots, options.merge)
     return Model(core, stages, sets)
 
@@ -216,7 +218,9 @@ def _stages(
     own = make_router(bundle, kind, voters, subspaces)
     first = Look(_make_first_pass(bundle, base, voters, tensors, slots), lambda: own)
     second = _second_look(bundle, base, sites, kind, tensors, subspaces) if image else None
-    return Stages(tensors.names, sites, recipe.router, recipe.unknown, first, second)
+    constants = bundle.confidence(kind)
+    rule = None if constants is None else ConfidenceRule.of(constants)
+    return Stages(tensors.names, sites, recipe.router, recipe.unknown, first, second, rule)
 
 
 def _second_look(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -31,13 +31,20 @@ class ConfidenceRule:
     """
 
     offset: float = 0.0
-    lead: float = 1.0
-    label_offset: float = 0.0
-    label: float = 1.0
+    lead: float = 1.2
+    label_offset: float = 0.1
+    label: float = 0.5
 
-    def to_dict(self) -> dict[str, float]:
-        """The constants by name."""
-        return asdict(self)
+    @classmethod
+    def of(cls, constants: Mapping[str, float]) -> ConfidenceRule:
+        """The rule of constants by name; what is missing is as it is by default."""
+        return cls(**{field.name: float(constants[field.name]) for field in fields(cls) if field.name in constants})
+
+
+DATA_FREE = ConfidenceRule()
+"""For scores that say no more than which task is better."""
+PROBABLE = ConfidenceRule(offset=0.0, lead=1.0)
+"""For routers that give probabilities themselves."""
 
 
 def strengths(scores: list[Tensor], *, probable: bool = False) -> Tensor:
@@ -127,7 +134,7 @@ def refit(rule: ConfidenceRule, leads: Tensor, right: Tensor) -> ConfidenceRule:
         right: whether the task was right (n,).
     """
     offset, lead = fit_confidence(leads, right, (rule.offset, rule.lead))
-    return ConfidenceRule(offset, lead, *astuple(rule)[2:])
+    return replace(rule, offset=offset, lead=lead)
 
 
 def least_confidence(confidences: Sequence[float], right: Sequence[bool], precision: float) -> float | None:

@@ -64,7 +64,9 @@ def _settled(several: list[Prediction], confidence: float, evidence: float) -> P
     best = min(answered, key=rank)
     assert best.routing is not None
     before = best.routing.probabilities
-    parts = {task: p * math.exp(evidence * certainty(sure[task]) if sure.get(task) else 0.0) for task, p in before.items()}
+    parts = {
+        task: p * math.exp(evidence * certainty(sure[task]) if sure.get(task) else 0.0) for task, p in before.items()
+    }
     after = {task: part / sum(parts.values()) for task, part in parts.items()}
     routing = replace(best.routing, confidences=sure, probabilities=after)
     if best.confidence is None or not after:

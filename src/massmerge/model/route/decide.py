@@ -11,7 +11,7 @@ from massmerge.model.answers import Routing
 from massmerge.model.route.first_pass import Voter
 from massmerge.recipe import RouterOptions, Unknown
 from massmerge.routing import Activation, agreements, margins, select, vote, weigh
-from massmerge.routing.confidence import ConfidenceRule, strengths, task_probabilities
+from massmerge.routing.confidence import DATA_FREE, PROBABLE, ConfidenceRule, strengths, task_probabilities
 from massmerge.routing.router import Router
 
 
@@ -25,7 +25,7 @@ class Choice:
         options: how scores become weights and weights a set.
         top_k: K.
         unknown: when to choose none.
-        rule: how evidence becomes confidence.
+        rule: how evidence becomes confidence, where that was fitted.
     """
 
     tasks: list[str]
@@ -33,7 +33,7 @@ class Choice:
     options: RouterOptions
     top_k: int
     unknown: Unknown
-    rule: ConfidenceRule = ConfidenceRule()  # noqa: RUF009 - it is frozen
+    rule: ConfidenceRule | None = None
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,10 @@ def count_votes(votes: Votes, choice: Choice, *, shared: bool = False) -> list[R
     chosen = select(weights, options.threshold, choice.top_k)
     lifts = None if votes.lifts is None else _best_lifts(votes.lifts, [choice.allowed[c[0]] for c in chosen])
     agreed, leads = _certainty(scores, chosen, weights if votes.probable else None)
-    strong = strengths(scores, probable=votes.probable)
-    return _routings(residuals, weights, chosen, lifts, agreed, leads, strong, votes.voters, choice)
+    rule = choice.rule or (PROBABLE if votes.probable else DATA_FREE)
+    strong = strengths(scores, probable=votes.probable).tolist()
+    probable = [task_probabilities(row, own[0], rule) for row, own in zip(strong, chosen, strict=True)]
+    return _routings(residuals, weights, chosen, lifts, agreed, leads, probable, votes.voters, choice)
 
 
 def _certainty(
@@ -116,15 +118,12 @@ def _routings(
     lifts: list[float] | None,
     agreed: list[float],
     leads: list[float | None],
-    strong: Tensor,
+    probable: list[list[float]],
     voters: list[Voter],
     choice: Choice,
 ) -> list[Routing]:
     names = [choice.tasks[t] for t in choice.allowed]
     site = " ".join(voter.name for voter in voters)
-    probable = [
-        task_probabilities(row, own[0], choice.rule) for row, own in zip(strong.tolist(), chosen, strict=True)
-    ]
     found = []
     for i, (left, share) in enumerate(zip(residuals.tolist(), weights.tolist(), strict=True)):
         lift = None if lifts is None else lifts[i]

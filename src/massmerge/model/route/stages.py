@@ -29,7 +29,7 @@ from massmerge.model.route.decide import Choice, Votes, cast_votes, count_votes
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.recipe import RouterOptions, Unknown
 from massmerge.routing import Site
-from massmerge.routing.confidence import ConfidenceRule, head_evidence
+from massmerge.routing.confidence import DATA_FREE, ConfidenceRule, head_evidence
 from massmerge.routing.router import Router
 
 BATCH_PROBES = 4  # inputs that decide for a whole batch of one task
@@ -104,7 +104,7 @@ class Stages:
         unknown: when no task is chosen.
         first: the first look.
         second: the second look, where there is one.
-        rule: how evidence becomes confidence.
+        rule: how evidence becomes confidence, where that was fitted.
     """
 
     tasks: list[str]
@@ -113,7 +113,7 @@ class Stages:
     unknown: Unknown
     first: Look
     second: SecondLook | None = None
-    rule: ConfidenceRule = ConfidenceRule()  # noqa: RUF009 - it is frozen
+    rule: ConfidenceRule | None = None
 
     @property
     def voters(self) -> list[Voter]:
@@ -216,7 +216,7 @@ class Stages:
 
     def settle(self, asked: Iterable[tuple[int, Prediction]]) -> list[Prediction]:
         """The prediction of each input, from those of its candidates, all of one input one after the other."""
-        return settle(asked, self.options.confidence, head_evidence(self.options.confidence, self.rule))
+        return settle(asked, self.options.confidence, head_evidence(self.options.confidence, self.rule or DATA_FREE))
 
 
 def milliseconds(began: float) -> float:
