@@ -91,7 +91,7 @@ def gather(bundle: Path, suite: Path, split: str, limit: int) -> Seen:
 
 def chosen(seen: Seen, rule: Rule) -> tuple[Tensor, float, float]:
     """The task (n,) that a rule chooses for each row, the share of rows that it looks at again, and passes for answers."""
-    kin = seen.lie.kin(rule.kin)
+    kin = seen.lie.kin(times=rule.kin)
     again = (_lead(seen.early) < rule.unsure) | kin.any(1)[seen.early.argmin(1)]
     vote = torch.where(again[:, None], seen.deep, seen.early)
     ranked = vote.topk(rule.candidates, largest=False)

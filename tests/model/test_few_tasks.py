@@ -1,5 +1,7 @@
 """Few tasks, equal tasks, tasks that change nothing."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -46,6 +48,32 @@ def test_identical_experts_share_the_weight_and_the_first_in_the_recipe_answers(
     for routing in massmerge.load(odd).route(bert_rows(4)):
         assert abs(routing.weights["one"] - routing.weights["two"]) < 1e-5
         assert routing.selected == ["one"]
+
+
+@pytest.mark.parametrize("score", ["residual", "mahalanobis"])
+def test_a_second_task_of_one_expert_changes_nothing_of_the_others_routing(tmp_path, score):
+    base = FAMILIES["bert"].make_base()
+    base.save_pretrained(tmp_path / "base")
+    for seed, name in enumerate("abc"):
+        torch.manual_seed(seed)
+        write_shifted(
+            tmp_path / name, "bert", base, {n: torch.randn_like(p) * 0.02 for n, p in base.named_parameters()}
+        )
+    shutil.copytree(tmp_path / "b", tmp_path / "twin")
+    routings = []
+    for names in (["a", "b", "c"], ["a", "b", "twin", "c"]):
+        together = "".join(names)
+        merged = massmerge.merge(write_recipe(tmp_path, names, name=f"{together}.yaml", rank=4), tmp_path / together)
+        changed = with_options(merged, tmp_path / f"{together}-changed", router={"score": score})
+        routings.append(massmerge.load(changed).route(bert_rows(6)))
+    for plain, found in zip(*routings, strict=True):
+        assert found.selected == plain.selected
+        assert found.margin == pytest.approx(plain.margin, abs=1e-4)
+        assert found.lift == pytest.approx(plain.lift, abs=1e-4)
+        for name in ("a", "b", "c"):
+            assert found.residuals[name] == pytest.approx(plain.residuals[name], abs=1e-3)
+            assert found.weights[name] == pytest.approx(plain.weights[name], abs=1e-4)
+        assert found.weights["twin"] == found.weights["b"]
 
 
 def test_identical_experts_in_one_set_give_finite_answers(odd, tmp_path):

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from massmerge.routing.projection import ProjectionRouter, mahalanobis_whitener, site_basis
+from massmerge.routing.projection import ProjectionRouter, mahalanobis_whitener, of_common_rank, site_basis
+from massmerge.routing.separation import without_common
 
 seeds = st.integers(0, 10_000)
 D = 16
@@ -153,6 +154,65 @@ def test_no_score_depends_on_the_signs_of_singular_vectors(score, seed, ranks):
 
 def test_the_second_moment_of_fewer_vectors_than_dimensions_is_made_invertible():
     assert bool(torch.isfinite(mahalanobis_whitener(orthonormal(2, 1))).all())
+
+
+# One rank for all tasks
+
+
+SCORES = ["residual", "l1", "energy", "mahalanobis"]
+
+
+def routed(bases, score="residual"):
+    """The router of a site, as a loaded bundle makes it."""
+    return ProjectionRouter(without_common(of_common_rank(bases)), score)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@given(seed=seeds, least=st.integers(2, 4), more=st.lists(st.integers(0, 6), min_size=3, max_size=3))
+def test_vectors_beyond_the_common_rank_change_no_score_and_no_lift(score, seed, least, more):
+    bases, z = bases_of(seed, [least + 6] * 3), activations(seed)
+    expected, found = (routed(own, score) for own in ([v[:least] for v in bases],
+        [bases[0][:least], *(v[: least + m] for v, m in zip(bases[1:], more[1:], strict=True))]))  # fmt: skip
+    assert torch.equal(found(z), expected(z))
+    assert torch.equal(found.lift(z, found(z)), expected.lift(z, expected(z)))
+
+
+@pytest.mark.parametrize("score", SCORES)
+@given(seed=seeds, order=st.permutations(range(4)))
+def test_another_order_of_the_tasks_gives_the_same_scores_in_that_order(score, seed, order):
+    bases, z = bases_of(seed, (3, 5, 2, 0)), activations(seed)
+    expected, found = routed(bases, score)(z), routed([bases[i] for i in order], score)(z)
+    assert torch.allclose(found, expected[:, list(order)], rtol=1e-4, atol=1e-5)
+
+
+def test_the_common_rank_is_that_of_the_smallest_task_that_changes_something():
+    ranks = [len(v) for v in of_common_rank(bases_of(1, (5, 3, 0, 8)))]
+    assert ranks == [3, 3, 0, 3]
+
+
+def test_a_task_with_one_vector_leaves_the_others_two():
+    assert [len(v) for v in of_common_rank(bases_of(1, (5, 1, 8)))] == [2, 1, 2]
+
+
+def test_the_first_vectors_are_kept():
+    bases = bases_of(1, (5, 3))
+    assert torch.equal(of_common_rank(bases)[0], bases[0][:3])
+
+
+@given(seeds)
+def test_a_lower_lift_is_a_larger_residual_also_where_a_task_has_fewer_vectors(seed):
+    router, z = ProjectionRouter(of_common_rank(bases_of(seed, (5, 1, 8)))), activations(seed)
+    scores = router(z)
+    assert torch.equal(router.lift(z, scores).argsort(1), scores.argsort(1, descending=True))
+
+
+@pytest.mark.parametrize("score", SCORES)
+@given(seed=seeds)
+def test_a_second_task_with_the_same_vectors_changes_no_score_of_the_others(score, seed):
+    bases, z = bases_of(seed, (3, 3, 3)), activations(seed)
+    twice = ProjectionRouter([*bases, bases[1]], score, targets=[0, 1, 2, 1])(z)
+    expected = ProjectionRouter(bases, score)(z)
+    assert torch.allclose(twice, expected[:, [0, 1, 2, 1]], rtol=1e-4, atol=1e-5)
 
 
 # Several layers that read one activation

@@ -5,7 +5,7 @@ import torch
 
 from massmerge import merge
 from massmerge.merging.run import Silent
-from massmerge.routing.separation import separation, without_common
+from massmerge.routing.separation import delta_cosines, routing_targets, separation, without_common
 from models import FAMILIES, write_recipe, write_shifted
 
 
@@ -65,6 +65,36 @@ def test_tasks_that_share_more_than_pairs_mostly_do_are_kin():
     assert not separation([[bases[0]]]).kin().any()
 
 
+def test_tasks_of_one_expert_are_no_kin_of_each_other_and_count_once_in_the_median():
+    bases = [basis(12, 128, seed) for seed in range(4)]
+    found = separation([[*bases, bases[0], bases[0]]])
+    assert not found.kin([0, 1, 2, 3, 0, 0]).any()
+    assert found.kin().any()
+
+
+def test_the_cosine_of_deltas_is_that_of_all_matrices_as_one_vector():
+    torch.manual_seed(0)
+    deltas = [[torch.randn(4, 5) * 3, torch.randn(6, 2)] for _ in range(3)]
+    flat = [torch.cat([d.flatten() for d in own]).double() for own in deltas]
+    expected = torch.stack([torch.stack([a @ b / (a.norm() * b.norm()) for b in flat]) for a in flat])
+
+    def cosine(i):
+        own = [task[i].flatten() / task[i].norm() for task in deltas]
+        return torch.stack([torch.stack([a @ b for b in own]) for a in own])
+
+    norm = torch.tensor([[task[i].norm() for task in deltas] for i in range(2)])
+    found = delta_cosines(torch.stack([cosine(0), cosine(1)]), norm, torch.ones(2, 3))
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_tasks_of_one_expert_have_the_first_of_them_as_their_target():
+    similarity = torch.eye(5)
+    for i, j in [(1, 3), (1, 4), (3, 4)]:
+        similarity[i, j] = similarity[j, i] = 0.9999
+    similarity[0, 2] = similarity[2, 0] = 0.9  # much alike, and yet another expert
+    assert routing_targets(similarity) == [0, 1, 2, 1, 1]
+
+
 def test_directions_that_alike_tasks_share_are_taken_out():
     v = basis(14, 64, 3)
     shared, own = v[:8], [v[8:10], v[10:12], v[12:14]]
@@ -120,6 +150,17 @@ def test_a_merge_warns_of_updates_that_change_the_same_directions(tmp_path):
     assert len(found) == 1
     assert "a and b" in found[0]
     assert "mass calibrate" in found[0]
+
+
+def test_a_merge_of_two_tasks_with_one_expert_says_so_and_speaks_of_no_random_start(tmp_path):
+    def shifts(base):
+        one = of_low_rank(base, 1, 3)
+        return {"a": one, "b": of_low_rank(base, 2, 4), "c": one}
+
+    found = merged(tmp_path, shifts)
+    assert len(found) == 1
+    assert "a, c have the same expert" in found[0]
+    assert "start" not in found[0]
 
 
 def test_a_merge_of_updates_that_differ_warns_of_nothing(tmp_path):

@@ -13,6 +13,7 @@ from massmerge.checkpoints.skeleton import Slot
 from massmerge.errors import InputError, listing
 from massmerge.io.tensor_file import TensorInfo, read_tensor
 from massmerge.linalg.factors import Factors
+from massmerge.routing.separation import routing_targets
 
 if TYPE_CHECKING:
     from massmerge.bundle.reader import Bundle
@@ -74,10 +75,15 @@ class TaskTensors:
         bundle: the bundle.
         mapped: leave files on disk, so that a task that is never selected is hardly read and its memory is the file's;
             else they are read whole, and nothing that happens to them matters any more.
+
+    Attributes:
+        names: of the tasks.
+        targets: for each task the first one with the same expert.
     """
 
     def __init__(self, bundle: Bundle, *, mapped: bool = True) -> None:
         self.names = [task.name for task in bundle.tasks]
+        self.targets = routing_targets(bundle.similarity)
         self._fetched = [_Fetched(bundle.factors_file(task), mapped) for task in self.names]
         self._tasks = [TaskFile(bundle.headers[n], f) for n, f in zip(self.names, self._fetched, strict=True)]
 

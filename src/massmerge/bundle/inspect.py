@@ -19,7 +19,7 @@ from massmerge.checkpoints.backbone import load_config
 from massmerge.checkpoints.skeleton import build
 from massmerge.errors import InputError, MassError
 from massmerge.recipe import ProblemType
-from massmerge.routing.projection import site_basis
+from massmerge.routing.projection import of_common_rank, site_basis
 from massmerge.routing.separation import separation
 from massmerge.routing.sites import Site, voting_sites
 
@@ -63,7 +63,7 @@ class Inspection:
     similarity: list[list[float]]
     """Cosines of the tasks' deltas, all factored matrices together."""
     overlap: list[list[float]] | None
-    """Share of the smaller of two tasks' routing subspaces that lies in the other, the mean over voting sites. Tasks that
+    """Share of two tasks' routing subspaces that they have in common, the mean over voting sites. Tasks that
     share much are confused, whatever the cosine of their deltas. None where sites cannot be found without weights."""
     overlap_by_chance: float | None
     """What random subspaces of their sizes share, the mean over pairs."""
@@ -118,7 +118,7 @@ def _inspection(bundle: Bundle) -> Inspection:
     base = bundle.manifest["base"]
     return Inspection(
         str(bundle.path), base["source"], base["class"], bundle.base_bytes, sizes, bundle.counted_bytes / bundle.base_bytes,
-        tuple(tasks), _by_block(names, energy, squared), _similarity(bundle).tolist(), *_overlap(bundle),
+        tuple(tasks), _by_block(names, energy, squared), bundle.similarity.tolist(), *_overlap(bundle),
     )  # fmt: skip
 
 
@@ -146,16 +146,6 @@ def _by_block(names: list[str], energy: Tensor, squared: Tensor) -> dict[str, li
     }
 
 
-def _similarity(bundle: Bundle) -> Tensor:
-    """Cosines of all factored deltas together, from the cosines of each matrix and the factors' lengths."""
-    cosine, norm = bundle.statistics["cosine"].double(), bundle.statistics["norm"].double()
-    kept = norm * bundle.statistics["energy"].double().sqrt()
-    inner = (cosine * kept[:, :, None] * kept[:, None, :]).sum(0)
-    length = kept.square().sum(0).sqrt()
-    product = length[:, None] * length[None, :]
-    return torch.where(product > 0, inner / product.clamp_min(1e-300), 0.0)
-
-
 def _overlap(bundle: Bundle) -> tuple[list[list[float]] | None, float | None]:
     """How far the tasks' subspaces overlap where inputs are routed, and how far random ones would."""
     base, tasks = bundle.manifest["base"], [task.name for task in bundle.tasks]
@@ -163,7 +153,7 @@ def _overlap(bundle: Bundle) -> tuple[list[list[float]] | None, float | None]:
     sites = voting_sites(skeleton.model, bundle.recipe.router.site, bundle.ranks, len(tasks))
     if not sites:
         return None, None
-    found = separation([[_basis(bundle, task, site) for task in tasks] for site in sites])
+    found = separation([of_common_rank([_basis(bundle, task, site) for task in tasks]) for site in sites])
     pairs = ~torch.eye(len(tasks), dtype=torch.bool)
     return found.overlap.tolist(), float(found.chance[pairs].mean()) if len(tasks) > 1 else None
 

@@ -34,6 +34,7 @@ from massmerge.errors import DamageError, InputError, listing
 from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
 from massmerge.linalg.factors import Factors
 from massmerge.recipe import ProblemType, Recipe
+from massmerge.routing.separation import delta_cosines
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,11 @@ class Bundle:
                 f"{self.path / STATISTICS}: {', '.join(wrong)} missing or of the wrong shape. Merge again."
             )
         return {name: read_tensor(info) for name, info in header.items()}
+
+    @property
+    def similarity(self) -> Tensor:
+        """Cosines (T, T) of the tasks' deltas, all factored matrices together."""
+        return delta_cosines(*(self.statistics[name] for name in ("cosine", "norm", "energy")))
 
     @property
     def router_kind(self) -> str:

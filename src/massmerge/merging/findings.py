@@ -11,8 +11,8 @@ from massmerge.bundle.merge_folder import MergeFolder
 from massmerge.errors import Problem
 from massmerge.io.tensor_file import read_tensor
 from massmerge.merging.open_recipe import OpenedRecipe
-from massmerge.routing.projection import site_basis
-from massmerge.routing.separation import separation
+from massmerge.routing.projection import of_common_rank, site_basis
+from massmerge.routing.separation import Separation, delta_cosines, routing_targets, separation
 from massmerge.routing.sites import Site, voting_sites
 
 
@@ -48,37 +48,70 @@ def _untrained_poolers(prepared: OpenedRecipe) -> Iterator[Problem]:
 
 
 def _inseparable_tasks(prepared: OpenedRecipe, work: MergeFolder) -> Iterator[Problem]:
-    """Tasks whose subspaces the projection router cannot tell apart."""
+    """Tasks whose subspaces the projection router cannot tell apart, and why."""
     tasks = prepared.plan.tasks
     ranks = {tensor.name: tensor.ranks for tensor in prepared.plan.tensors}
     sites = voting_sites(prepared.base.skeleton.model, prepared.recipe.router.site, ranks, len(tasks))
     if len(tasks) < 2 or not sites:
         return
+    targets = _targets(prepared, work)
+    yield from _shared_experts([task.name for task in tasks], targets)
+    distinct = list(dict.fromkeys(targets))
     places = {tensor.name: i for i, tensor in enumerate(prepared.plan.tensors)}
-    found = separation([[_basis(work, places, site, task) for task in range(len(tasks))] for site in sites])
-    names = [task.name for task in tasks]
-    pairs = [(i, j) for i in range(len(tasks)) for j in range(i + 1, len(tasks)) if found.alike(i, j)]
+    bases = [of_common_rank([_basis(work, places, site, task) for task in distinct]) for site in sites]
+    yield from _poor_subspaces([tasks[i].name for i in distinct], [tasks[i].form for i in distinct], separation(bases))
+
+
+def _targets(prepared: OpenedRecipe, work: MergeFolder) -> list[int]:
+    """For each task the first one with the same expert."""
+    headers = [work.header(i) for i, tensor in enumerate(prepared.plan.tensors) if tensor.matrix is not None]
+    if not headers:
+        return list(range(len(prepared.plan.tasks)))
+    rows = [[read_tensor(header[name]) for header in headers] for name in ("cosine", "norm", "energy")]
+    return routing_targets(delta_cosines(*map(torch.stack, rows)))
+
+
+def _shared_experts(names: list[str], targets: list[int]) -> Iterator[Problem]:
+    """Tasks that have one expert between them."""
+    for first in dict.fromkeys(targets):
+        shared = [name for name, target in zip(names, targets, strict=True) if target == first]
+        if len(shared) > 1:
+            yield Problem(
+                "router",
+                f"{', '.join(shared)} have the same expert, so the projection router sees one task: inputs of any of them "
+                f"are answered by {shared[0]}, the first in the recipe. If their inputs differ, fit a router with a few of "
+                "each: `mass calibrate`.",
+                "warning",
+            )
+
+
+def _poor_subspaces(names: list[str], forms: list[str], found: Separation) -> Iterator[Problem]:
+    """Different experts whose subspaces say little about their inputs."""
+    count = len(names)
+    pairs = [(i, j) for i in range(count) for j in range(i + 1, count) if found.alike(i, j)]
     if pairs:
         shown = ", ".join(f"{names[i]} and {names[j]} ({found.overlap[i, j]:.0%})" for i, j in pairs[:5])
         more = f" and {len(pairs) - 5} other pairs" if len(pairs) > 5 else ""
-        yield _warning(
-            f"change the same directions, {shown}{more}, as adapters trained from the same initialisation do"
-        )
-    full = [i for i, task in enumerate(tasks) if task.form == "full"]
+        adapters = all(forms[i] == "adapter" for pair in pairs for i in pair)
+        cause = "adapters trained from one random start" if adapters else "experts trained on similar inputs"
+        yield _warning(f"updates change the same directions, {shown}{more}, as those of {cause} do")
+    full = [i for i in range(count) if forms[i] == "full"]
     if len(full) > 1 and all(found.random(i) for i in full):
         return  # experts with random weights, as examples and tests have them: nothing here was learned from inputs
-    lost = [names[i] for i, task in enumerate(tasks) if task.form == "adapter" and found.random(i)]
+    lost = [names[i] for i in range(count) if forms[i] == "adapter" and found.random(i)]
     if lost:
+        beside = " Full fine-tunes beside them take most of their inputs." if full else ""
         yield _warning(
-            f"of {', '.join(lost)} change directions that look random, as adapters that hardly moved from their "
-            "initialisation do"
+            f"updates of {', '.join(lost)} change directions that look random, as those of adapters with random starts of "
+            "their own do",
+            beside,
         )
 
 
-def _warning(what: str) -> Problem:
+def _warning(what: str, more: str = "") -> Problem:
     return Problem(
         "router",
-        f"updates {what}: the projection router may send inputs to the wrong task. Measure it with `mass eval`, or fit a "
+        f"{what}: the projection router may send inputs to the wrong task.{more} Measure it with `mass eval`, or fit a "
         "router with a few unlabelled inputs of each task: `mass calibrate`.",
         "warning",
     )

@@ -51,11 +51,6 @@ class Routing:
         )
         return None if best is None else self.probabilities.get(best)
 
-    def limited(self, confidence: float) -> Routing:
-        """The routing; with an empty set where its confidence is below a limit, unless the task was given."""
-        sure = self.confidence
-        return replace(self, selected=[]) if sure is not None and sure < confidence and self.residuals else self
-
     @property
     def ranks(self) -> dict[str, int]:
         """Place of each task, 1 being the best."""
@@ -224,6 +219,12 @@ def or_unclear(answer: Prediction, limit: float) -> Prediction:
     ):  # without residuals the task was given
         return answer
     return Prediction(None, confidence=sure, routing=replace(routing, selected=[]), timings=answer.timings)
+
+
+def clear(routing: Routing, limit: float) -> Routing:
+    """A routing; with an empty set where its confidence is below the limit, unless the task was given."""
+    sure = routing.confidence
+    return replace(routing, selected=[]) if sure is not None and sure < limit and routing.residuals else routing
 
 
 def passing(probabilities: Iterable[float], labels: Iterable[str]) -> dict[str, float]:

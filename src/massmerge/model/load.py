@@ -220,7 +220,8 @@ def _stages(
     second = _second_look(bundle, base, sites, kind, tensors, subspaces) if image else None
     constants = bundle.confidence(kind)
     rule = None if constants is None else ConfidenceRule.of(constants)
-    return Stages(tensors.names, sites, recipe.router, recipe.unknown, first, second, rule)
+    targets = None if find_router(kind).needs_fit else tensors.targets
+    return Stages(tensors.names, sites, recipe.router, recipe.unknown, first, second, rule, targets)
 
 
 def _second_look(
@@ -242,7 +243,7 @@ def _second_look(
     def router() -> Router:
         return make_router(bundle, kind, voters, subspaces_of(voters, tensors, options.score))
 
-    kin = separation([subspaces.bases for subspaces in dict.fromkeys(first)]).kin()
+    kin = separation([subspaces.bases for subspaces in dict.fromkeys(first)]).kin(tensors.targets)
     return SecondLook(FirstPass(base, voters), router, kin, options.unsure)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from massmerge.checkpoints.backbone import language_class
 from massmerge.errors import InputError
-from massmerge.model.answers import Generation, Prediction, Routing, answered, or_raised, or_unclear
+from massmerge.model.answers import Generation, Prediction, Routing, answered, clear, or_raised, or_unclear
 from massmerge.model.core import Answering, Core
 from massmerge.model.generate import Generator, TextStream
 from massmerge.model.heads.classify import features
@@ -210,7 +210,7 @@ class Model(Answering):
         generator = self._generator(choice, options)
         row = generator.read(prompt)
         routings, _ = self.stages.route(self.core.batch([row]), choice)
-        routings = [routing.limited(choice.unknown.confidence) for routing in routings]
+        routings = [clear(routing, choice.unknown.confidence) for routing in routings]
         groups = self.sets.groups(routings)
         return generator.stream(row, routings[0], groups[0][0] if groups else None)
 
@@ -352,7 +352,7 @@ class Model(Answering):
     def _generations(self, generator: Generator, rows: list[Row], choice: Choice) -> list[Generation]:
         """Texts for a batch of prompts, group by group of one selected set."""
         routings, timings = self.stages.route(self.core.batch(rows), choice)
-        routings = [routing.limited(choice.unknown.confidence) for routing in routings]
+        routings = [clear(routing, choice.unknown.confidence) for routing in routings]
         began = time.perf_counter()
         found = self._written(generator, rows, routings)
         timings |= {"generation": milliseconds(began), "inputs": len(rows)}

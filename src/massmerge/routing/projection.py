@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 from massmerge.routing.per_voter import VoterRouter
 
 _CLOSE = 1e-3
+# The first vector of every task is close to the mean activation of all inputs, and tells nothing by itself.
+_LEAST_RANK = 2
 Score = Literal["residual", "l1", "mahalanobis", "energy"]
 
 
@@ -17,10 +20,12 @@ class ProjectionRouter(VoterRouter):
     """Scores of one voter.
 
     Args:
-        bases: for each task, orthonormal rows `v (k, d)`; k may be 0 for a task that changes nothing here.
+        bases: for each task, orthonormal rows `v (k, d)`; k is the same for all, or 0 for a task that changes nothing here:
+            a larger subspace holds more of any activation (see `of_common_rank`).
         score: `residual` is the length of what remains; `l1` its sum of absolute values; `mahalanobis` its length in the
             metric of all bases together; `energy` the captured length, negative so that less is better as with the others.
         alike: whether these bases are what is left of subspaces that were alike, and so tell less than others.
+        targets: for each task the first one with the same expert, whose vectors count once in `mahalanobis`.
     """
 
     needs_fit, each_token, second_look = False, True, True
@@ -30,16 +35,26 @@ class ProjectionRouter(VoterRouter):
         """The subspaces themselves."""
         return subspaces
 
-    def __init__(self, bases: list[Tensor], score: Score = "residual", *, alike: bool = False) -> None:
+    def __init__(
+        self,
+        bases: list[Tensor],
+        score: Score = "residual",
+        *,
+        alike: bool = False,
+        targets: Sequence[int] | None = None,
+    ) -> None:
         self.score, self.alike = score, alike
         self.ranks = [v.shape[0] for v in bases]
         self.stacked = torch.cat(bases)
         # (R, T), 1 where a vector is a task's: a product with it sums the squares of each task.
         owners = torch.repeat_interleave(torch.arange(len(bases)), torch.tensor(self.ranks))
         self._owner = torch.nn.functional.one_hot(owners, len(bases)).to(self.stacked.dtype)
-        # A random subspace of no size holds nothing, and neither does a task's: whatever rounding leaves counts as none.
-        self._chance = torch.tensor([rank / self.stacked.shape[1] if rank else torch.inf for rank in self.ranks])
-        self._whitener = mahalanobis_whitener(self.stacked) if score == "mahalanobis" else None
+        # One yardstick for all tasks: against its own size, a task with fewer vectors would look better than it is. Of a
+        # task without any, whatever rounding leaves counts as nothing.
+        chance = max(self.ranks, default=0) / self.stacked.shape[1]
+        self._chance = torch.tensor([chance if rank else torch.inf for rank in self.ranks])
+        counted = [bases[i] for i in (dict.fromkeys(targets) if targets else range(len(bases)))]
+        self._whitener = mahalanobis_whitener(torch.cat(counted)) if score == "mahalanobis" else None
 
     @property
     def bases(self) -> list[Tensor]:
@@ -51,7 +66,7 @@ class ProjectionRouter(VoterRouter):
         return (z @ self.stacked.mT).square() @ self._owner
 
     def lift(self, z: Tensor, scores: Tensor) -> Tensor:
-        """How many times as much of each activation a task's subspace holds as a random one of its size (batch, T).
+        """How many times as much of each activation a task's subspace holds as a random one of the common rank (batch, T).
 
         Args:
             z: activations (batch, d).
@@ -106,6 +121,16 @@ def mahalanobis_whitener(v: Tensor, ridge: float = 1e-3) -> Tensor:
     values, vectors = torch.linalg.eigh(double.mT @ double / max(1, v.shape[0]))
     values = values.clamp_min(0) + ridge * values.mean().clamp_min(1e-12)
     return ((vectors * values.rsqrt()) @ vectors.mT).to(v.dtype)
+
+
+def of_common_rank(bases: list[Tensor]) -> list[Tensor]:
+    """The first vectors of each task, as many as the smallest task that changes something has, but at least two.
+
+    Args:
+        bases: for each task, orthonormal rows `v (k, d)`, the largest singular value first.
+    """
+    rank = max(_LEAST_RANK, min((len(v) for v in bases if len(v)), default=0))
+    return [v[:rank] for v in bases]
 
 
 def site_basis(stacked: list[tuple[Tensor, Tensor]], rank: int) -> Tensor:

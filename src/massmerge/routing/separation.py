@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 _ALIKE = 0.5
+_SAME = 0.999  # cosine of all deltas; adapters of one start share their directions, not what they do with them
 _KIN = 1.5
 _RANDOM = 1.5
 _ROUNDING = 1e-4
@@ -39,15 +41,47 @@ class Separation:
         others = [i for i in range(len(self.overlap)) if i != task]
         return bool((self.overlap[task, others] < _RANDOM * self.chance[task, others]).all())
 
-    def kin(self, times: float = _KIN) -> Tensor:
+    def kin(self, targets: Sequence[int] | None = None, times: float = _KIN) -> Tensor:
         """Which tasks share more than so many times the median of all pairs (T, T).
 
         Their inputs look alike, as drawings of animals and drawings of furniture do, and early blocks see little else.
+
+        Args:
+            targets: for each task the first one with the same expert: between those there is nothing to be told.
+            times: how many.
         """
-        others = ~torch.eye(len(self.overlap), dtype=torch.bool)
-        if len(self.overlap) < 3:
+        targets = targets or range(len(self.overlap))
+        same = torch.tensor(targets)
+        others = same[:, None] != same
+        if len(set(targets)) < 3:
             return torch.zeros_like(others)  # one pair has nothing to be compared with
         return (self.overlap > times * self.overlap[others].median()) & others
+
+
+def delta_cosines(cosine: Tensor, norm: Tensor, energy: Tensor) -> Tensor:
+    """Cosines (T, T) of the tasks' factored deltas, all matrices together.
+
+    Args:
+        cosine: of each matrix, between the tasks' factors (matrices, T, T).
+        norm: length of each delta (matrices, T).
+        energy: share of its square that the factors hold (matrices, T).
+    """
+    if not len(norm):
+        return torch.zeros(norm.shape[1], norm.shape[1], dtype=torch.float64)
+    kept = norm.double() * energy.double().sqrt()
+    inner = (cosine.double() * kept[:, :, None] * kept[:, None, :]).sum(0)
+    length = kept.square().sum(0).sqrt()
+    product = length[:, None] * length[None, :]
+    return torch.where(product > 0, inner / product.clamp_min(1e-300), 0.0)
+
+
+def routing_targets(similarity: Tensor) -> list[int]:
+    """For each task the first task with the same expert, which stands for all of them.
+
+    Args:
+        similarity: cosines of the tasks' deltas (T, T), as `delta_cosines` gives them.
+    """
+    return [next((j for j in range(i) if similarity[j, i] > _SAME), i) for i in range(len(similarity))]
 
 
 def without_common(bases: list[Tensor]) -> list[Tensor]:
@@ -57,7 +91,7 @@ def without_common(bases: list[Tensor]) -> list[Tensor]:
     but for what little was moved, and that is what remains here. Subspaces that are not alike are left as they are.
 
     Args:
-        bases: for each task orthonormal rows `v (k, d)`.
+        bases: for each task orthonormal rows `v (k, d)`; tasks of one expert are given once, or all they have is common.
     """
     count = len(bases)
     if count < 2 or not any(len(v) for v in bases):

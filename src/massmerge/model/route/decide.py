@@ -26,6 +26,7 @@ class Choice:
         top_k: K.
         unknown: when to choose none.
         rule: how evidence becomes confidence, where that was fitted.
+        targets: for each task the first one with the same expert; none where the router can tell such tasks apart.
     """
 
     tasks: list[str]
@@ -34,6 +35,15 @@ class Choice:
     top_k: int
     unknown: Unknown
     rule: ConfidenceRule | None = None
+    targets: list[int] | None = None
+
+    @property
+    def routed(self) -> dict[int, list[str]]:
+        """Positions of the tasks that are decided among; each with the names of all that share its expert, its own first."""
+        found: dict[int, list[int]] = {}
+        for task in self.allowed:
+            found.setdefault(self.targets[task] if self.targets else task, []).append(task)
+        return {tasks[0]: [self.tasks[t] for t in tasks] for tasks in found.values()}
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,8 @@ def count_votes(votes: Votes, choice: Choice, *, shared: bool = False) -> list[R
         choice: what is decided among.
         shared: make one decision, by the mean of the inputs' scores.
     """
-    scores = [s[:, choice.allowed] for s in votes.scores]
+    routed = list(choice.routed)
+    scores = [s[:, routed] for s in votes.scores]
     if shared:
         scores = [s.mean(0, keepdim=True) for s in scores]
     residuals = vote(scores)
@@ -89,7 +100,7 @@ def count_votes(votes: Votes, choice: Choice, *, shared: bool = False) -> list[R
     standardized = options.standardize and not votes.probable
     weights = weigh(residuals, standardized=standardized, temperature=options.temperature)
     chosen = select(weights, options.threshold, choice.top_k)
-    lifts = None if votes.lifts is None else _best_lifts(votes.lifts, [choice.allowed[c[0]] for c in chosen])
+    lifts = None if votes.lifts is None else _best_lifts(votes.lifts, [routed[c[0]] for c in chosen])
     agreed, leads = _certainty(scores, chosen, weights if votes.probable else None)
     rule = choice.rule or (PROBABLE if votes.probable else DATA_FREE)
     strong = strengths(scores, probable=votes.probable).tolist()
@@ -122,7 +133,7 @@ def _routings(
     voters: list[Voter],
     choice: Choice,
 ) -> list[Routing]:
-    names = [choice.tasks[t] for t in choice.allowed]
+    names = list(choice.routed.values())
     site = " ".join(voter.name for voter in voters)
     found = []
     for i, (left, share) in enumerate(zip(residuals.tolist(), weights.tolist(), strict=True)):
@@ -130,17 +141,22 @@ def _routings(
         abstains = (lift is not None and lift < choice.unknown.lift) or agreed[i] < choice.unknown.agreement
         found.append(
             Routing(
-                dict(zip(names, left, strict=True)),
-                dict(zip(names, share, strict=True)),
-                [] if abstains else [names[c] for c in chosen[i]],
+                _of_all(names, left),
+                _of_all(names, share),
+                [] if abstains else [name for c in chosen[i] for name in names[c]][: choice.top_k],
                 site,
                 lift,
                 agreed[i],
                 leads[i],
-                probabilities=dict(zip(names, probable[i], strict=True)),
+                probabilities=_of_all(names, [p / len(own) for p, own in zip(probable[i], names, strict=True)]),
             )
         )
     return found
+
+
+def _of_all(names: list[list[str]], values: list[float]) -> dict[str, float]:
+    """The value of each task; those that share an expert share its value."""
+    return {name: value for several, value in zip(names, values, strict=True) for name in several}
 
 
 def _best_lifts(lifts: Tensor, best: list[int]) -> list[float]:

@@ -105,6 +105,7 @@ class Stages:
         first: the first look.
         second: the second look, where there is one.
         rule: how evidence becomes confidence, where that was fitted.
+        targets: for each task the first one with the same expert; none where the router can tell such tasks apart.
     """
 
     tasks: list[str]
@@ -114,6 +115,7 @@ class Stages:
     first: Look
     second: SecondLook | None = None
     rule: ConfidenceRule | None = None
+    targets: list[int] | None = None
 
     @property
     def voters(self) -> list[Voter]:
@@ -146,7 +148,8 @@ class Stages:
     def choice(self, allowed: list[int] | None = None, unknown: Unknown | None = None) -> Choice:
         """What is decided among: by default all tasks, with the recipe's limits."""
         everything = list(range(len(self.tasks)))
-        return Choice(self.tasks, allowed or everything, self.options, self.top_k, unknown or self.unknown, self.rule)
+        limits = unknown or self.unknown
+        return Choice(self.tasks, allowed or everything, self.options, self.top_k, limits, self.rule, self.targets)
 
     def route(
         self, batch: dict[str, Tensor], choice: Choice, by: str = "input"

@@ -14,7 +14,7 @@ from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
 from massmerge.model.route.first_pass import Voter
 from massmerge.recipe import Recipe
 from massmerge.routing import Site, choose_sites
-from massmerge.routing.projection import ProjectionRouter, Score, site_basis
+from massmerge.routing.projection import ProjectionRouter, Score, of_common_rank, site_basis
 from massmerge.routing.router import Router
 from massmerge.routing.routers import find_router
 from massmerge.routing.separation import without_common
@@ -68,9 +68,11 @@ def subspaces_of(voters: list[Voter], tensors: TaskTensors, score: Score) -> lis
 
 def site_router(tensors: TaskTensors, site: Site, score: Score = "residual") -> ProjectionRouter:
     """The router that needs no data, from the tasks' singular vectors at a site."""
-    bases = [_basis(tensors, t, site) for t in range(len(tensors.names))]
+    targets = tensors.targets
+    distinct = list(dict.fromkeys(targets))
+    bases = of_common_rank([_basis(tensors, task, site) for task in distinct])
     own = without_common(bases)
-    return ProjectionRouter(own, score, alike=own is not bases)
+    return ProjectionRouter([own[distinct.index(t)] for t in targets], score, alike=own is not bases, targets=targets)
 
 
 def _basis(tensors: TaskTensors, task: int, site: Site) -> Tensor:
