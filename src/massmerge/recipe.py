@@ -236,6 +236,8 @@ class Unknown(Section):
     """Abstain if the voters agree less than this on the best task; 1 is complete agreement."""
     confidence: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Abstain if the probability that task and label are both right is less than this."""
+    typicality: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Abstain if a smaller share of the tasks' own inputs is less typical; for bundles that `mass calibrate` has seen."""
 
 
 class Recipe(Section):

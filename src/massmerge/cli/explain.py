@@ -74,6 +74,8 @@ def describe(found: Explanation) -> str:
         evidence.append(f"lift: the best task holds {routing.lift:.2f} times what a random subspace of its size would")
     if routing.agreement is not None:
         evidence.append(f"agreement of the voters: {routing.agreement:.0%}")
+    if routing.typicality is not None:
+        evidence.append(f"typicality: {routing.typicality:.0%} of the tasks' own inputs are less typical")
     if routing.confidences:
         asked = ", ".join(f"{task} {sure:.2f}" for task, sure in routing.confidences.items())
         evidence.append(f"unclear, so several tasks answered; confidence of their heads: {asked}")

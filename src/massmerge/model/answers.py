@@ -12,7 +12,7 @@ from torch import Tensor
 
 from massmerge.errors import InputError, MassError
 from massmerge.model.inputs import CutRow
-from massmerge.recipe import AnswerOptions, ProblemType
+from massmerge.recipe import AnswerOptions, ProblemType, Unknown
 from massmerge.routing.confidence import DATA_FREE, ConfidenceRule, label_confidence
 
 _PASSES = 0.5  # probability of a label of a multi-label head above which it is given
@@ -40,6 +40,9 @@ class Routing:
     """Where several candidates answered an unclear input: how sure the head of each was."""
     probabilities: dict[str, float] = field(default_factory=dict)
     """How probable it is that each task is the right one; they add up to 1. Empty where the method cannot tell."""
+
+    typicality: float | None = None
+    """About which share of the tasks' own inputs is less typical of the tasks; of a calibrated bundle only."""
 
     @property
     def confidence(self) -> float | None:
@@ -225,6 +228,12 @@ def clear(routing: Routing, limit: float) -> Routing:
     """A routing; with an empty set where its confidence is below the limit, unless the task was given."""
     sure = routing.confidence
     return replace(routing, selected=[]) if sure is not None and sure < limit and routing.residuals else routing
+
+
+def typical_or_none(routing: Routing, typicality: float, unknown: Unknown) -> Routing:
+    """A routing of an input that is so typical of the tasks; with an empty set where that is below the limit."""
+    selected = routing.selected if typicality >= unknown.typicality else []
+    return replace(routing, typicality=typicality, selected=selected)
 
 
 def passing(probabilities: Iterable[float], labels: Iterable[str]) -> dict[str, float]:

@@ -27,7 +27,7 @@ from massmerge.model.model import Model
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.model.route.fixed import make_fixed
 from massmerge.model.route.stages import Look, SecondLook, Stages
-from massmerge.model.route.voters import choose_voters, make_router, not_fitted, subspaces_of
+from massmerge.model.route.voters import choose_voters, load_typicality, make_router, not_fitted, subspaces_of
 from massmerge.model.second_pass import SecondPass
 from massmerge.model.second_pass.cache import DenseCache
 from massmerge.model.second_pass.first_token import first_token_layers
@@ -221,7 +221,17 @@ def _stages(
     constants = bundle.confidence(kind)
     rule = None if constants is None else ConfidenceRule.of(constants)
     targets = None if find_router(kind).needs_fit else tensors.targets
-    return Stages(tensors.names, sites, recipe.router, recipe.unknown, first, second, rule, targets)
+    return Stages(
+        tensors.names,
+        sites,
+        recipe.router,
+        recipe.unknown,
+        first,
+        second,
+        rule,
+        load_typicality(bundle, voters),
+        targets,
+    )
 
 
 def _second_look(

@@ -31,9 +31,9 @@ class ConfidenceRule:
     """
 
     offset: float = 0.0
-    lead: float = 1.2
-    label_offset: float = 0.1
-    label: float = 0.5
+    lead: float = 0.9
+    label_offset: float = 0.06
+    label: float = 0.56
 
     @classmethod
     def of(cls, constants: Mapping[str, float]) -> ConfidenceRule:

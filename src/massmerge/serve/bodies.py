@@ -76,6 +76,7 @@ def _explain(prediction: Prediction, waited: float, top: int) -> dict[str, Any]:
         "margin": routing.margin,
         "lift": routing.lift,
         "agreement": routing.agreement,
+        "typicality": routing.typicality,
         "site": routing.site,
         "heads": {task: [_label(a) for a in answers] for task, answers in heads_of(prediction, top).items()},
         "timings": {"waiting": round(waited, 3), **timings},

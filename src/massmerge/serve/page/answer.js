@@ -104,7 +104,7 @@ function chosenWords(selected, weights, threshold) {
 }
 
 /** What the router rests on, in words. */
-function evidence({ probabilities, margin, lift, agreement, site }) {
+function evidence({ probabilities, margin, lift, agreement, typicality, site }) {
   const voters = site.split(" ");
   const likely = Object.entries(probabilities ?? {}).sort((a, b) => b[1] - a[1]).slice(0, 3);
   const facts = [];
@@ -113,6 +113,9 @@ function evidence({ probabilities, margin, lift, agreement, site }) {
   if (lift !== null) facts.push(["lift", `${number(lift)} × what a random subspace of its size would hold`]);
   if (agreement !== null) {
     facts.push(["agreement", `${Math.round(100 * agreement)} % among ${plural(voters.length, "voter")}`]);
+  }
+  if (typeof typicality === "number") {
+    facts.push(["typicality", `${percent(typicality)} of the tasks' own inputs are less typical`]);
   }
   facts.push(["voters", voters.join(", ")]);
   return el("details", {}, el("summary", {}, "Evidence"), definitions(facts));
