@@ -151,5 +151,5 @@ def test_a_manifest_that_cannot_be_written_leaves_the_one_before(bundle, monkeyp
 
 def test_factors_of_an_unknown_task_are_refused_with_those_there_are(made):
     for ask in (Bundle(made).factors, Bundle(made).whole):
-        with pytest.raises(InputError, match=r"no task 'blue'\. There are red, green"):
+        with pytest.raises(InputError, match=r"no task 'blue'\. Choose from red, green"):
             ask("blue", "x")

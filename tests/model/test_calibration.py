@@ -102,7 +102,7 @@ def test_a_router_that_was_not_fitted_is_refused_with_what_fits_it(bundle):
 
 
 def test_a_router_that_does_not_exist_is_refused_with_those_there_are(bundle):
-    with pytest.raises(InputError, match=r"no router 'oracle'\. There are projection, prototype, nearest and mlp"):
+    with pytest.raises(InputError, match=r"no router 'oracle'\. Choose from projection, prototype, nearest and mlp"):
         massmerge.load(bundle, router="oracle")
 
 
@@ -226,7 +226,7 @@ def test_a_task_without_inputs_is_refused_by_name(bundle):
 
 
 def test_inputs_of_an_unknown_task_are_refused_with_those_there_are(bundle):
-    with pytest.raises(InputError, match=r"no task 'weather'\. There are spam, topic, mood"):
+    with pytest.raises(InputError, match=r"no task 'weather'\. Choose from spam, topic, mood"):
         calibrate(bundle, {**INPUTS, "weather": ["rain"]})
 
 

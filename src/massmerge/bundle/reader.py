@@ -156,7 +156,7 @@ class Bundle:
     def task_file(self, task: str) -> TaskFile:
         """A task's factors and whole tensors, as they are stored."""
         if task not in self.headers:
-            raise InputError(f"{self.path}: no task {task!r}. There are {', '.join(self.headers)}.")
+            raise InputError(f"{self.path}: no task {task!r}. Choose from {', '.join(self.headers)}.")
         return TaskFile(self.headers[task])
 
     def factors_file(self, task: str) -> Path:

@@ -199,9 +199,9 @@ def prepare_removal(bundle: str | Path, tasks: str | Sequence[str], *, workers: 
     names = [task.name for task in opened.tasks]
     unknown = sorted(gone - set(names))
     if unknown:
-        raise InputError(f"{bundle}: no task {', '.join(unknown)}. There are {', '.join(names)}.")
+        raise InputError(f"{bundle}: no task {', '.join(unknown)}. Choose from {', '.join(names)}.")
     if not gone:
-        raise InputError(f"no tasks given. There are {', '.join(names)}.")
+        raise InputError(f"no tasks given. Choose from {', '.join(names)}.")
     left = tuple(name for name in names if name not in gone)
     if not left:
         raise InputError(f"{bundle}: no task would be left. Delete the folder instead.")

@@ -83,7 +83,7 @@ def _fitted(model: Model, chosen: dict[str, list[Any]], kind: str) -> dict[str, 
     for look in (stages.first, stages.second if router.second_look else None):
         if look is None:
             continue
-        subspaces = subspaces_of(look.voters, model.sets.tensors, stages.options.score)
+        subspaces = subspaces_of(look.voters, model.sets.tensors, stages.options.score, look.first_pass)
         activations = _activations(model, look.first_pass, chosen)
         kept = router.fit([voter.name for voter in look.voters], activations, owners, subspaces)
         fitted |= {f"{kind}.{name}": tensor for name, tensor in kept.items()}

@@ -66,7 +66,7 @@ class Core:
         unknown = [name for name in names if name not in self.tasks]
         if unknown or not names:
             wrong = f"no task {', '.join(map(repr, unknown))}" if unknown else "an empty list of tasks"
-            raise InputError(f"{wrong}. There are {', '.join(self.tasks)}.")
+            raise InputError(f"{wrong}. Choose from {', '.join(self.tasks)}.")
         return [i for i, name in enumerate(self.tasks) if name in names]
 
     def refuse_damage(self) -> None:

@@ -214,9 +214,10 @@ def _stages(
     """The first look; and where images have one, the second, which the first half of the blocks leaves inputs to."""
     recipe, image = bundle.recipe, base.main_input_name == "pixel_values"
     voters = choose_voters(recipe, sites, base, tensors, half=image)
-    subspaces = subspaces_of(voters, tensors, recipe.router.score)
+    first_pass = _make_first_pass(bundle, base, voters, tensors, slots)
+    subspaces = subspaces_of(voters, tensors, recipe.router.score, first_pass)
     own = make_router(bundle, kind, voters, subspaces)
-    first = Look(_make_first_pass(bundle, base, voters, tensors, slots), lambda: own)
+    first = Look(first_pass, lambda: own)
     second = _second_look(bundle, base, sites, kind, tensors, subspaces) if image else None
     constants = bundle.confidence(kind)
     rule = None if constants is None else ConfidenceRule.of(constants)
@@ -250,11 +251,13 @@ def _second_look(
     if not find_router(kind).second_look or not_fitted(bundle, kind, voters):
         return None
 
+    first_pass = FirstPass(base, voters)
+
     def router() -> Router:
-        return make_router(bundle, kind, voters, subspaces_of(voters, tensors, options.score))
+        return make_router(bundle, kind, voters, subspaces_of(voters, tensors, options.score, first_pass))
 
     kin = separation([subspaces.bases for subspaces in dict.fromkeys(first)]).kin(tensors.targets)
-    return SecondLook(FirstPass(base, voters), router, kin, options.unsure)
+    return SecondLook(first_pass, router, kin, options.unsure)
 
 
 def _device(name: str) -> torch.device:

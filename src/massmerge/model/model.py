@@ -120,7 +120,7 @@ class Model(Answering):
     ) -> list[tuple[Prediction, Prediction]]:
         """For each input two answers from the same passes: that of `predict`, and that of the head of the task named.
 
-        The second is how methods are compared whose heads are told: routing still selects what is merged. Neither abstains.
+        The second is how methods are compared whose heads are given: routing still selects what is merged. Neither abstains.
 
         Args:
             inputs: what to answer.
@@ -135,8 +135,8 @@ class Model(Answering):
             routings = self._settled(batch, self.stages.route(batch, choice)[0])
             passed = self.sets.forward(batch, routings, for_heads=True)
             here = known[len(found) : len(found) + len(routings)]
-            told = [replace(r, selected=[t], weights={t: 1.0}) for r, t in zip(routings, here, strict=True)]
-            free, heads = (self._heads(passed, chosen, 3) for chosen in (routings, told))
+            given = [replace(r, selected=[t], weights={t: 1.0}) for r, t in zip(routings, here, strict=True)]
+            free, heads = (self._heads(passed, chosen, 3) for chosen in (routings, given))
             found += zip(free, heads, strict=True)
         return found
 

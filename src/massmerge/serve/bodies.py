@@ -24,7 +24,7 @@ def choice_of(options: Options | HuggingFaceParameters, request_id: str, known: 
     names = [options.task] if options.task is not None else options.tasks
     if names is not None and (unknown := [name for name in names if name not in known]):
         shown = ", ".join(repr(name[:60]) for name in unknown[:5])
-        raise ServiceError(422, "unknown_task", f"There is no task {shown}. There are {', '.join(known)}.")
+        raise ServiceError(422, "unknown_task", f"There is no task {shown}. Choose from {', '.join(known)}.")
     tasks = None if names is None else tuple(name for name in known if name in names)
     if isinstance(options, Options) and options.route == "batch":
         return BatchKey(tasks, "batch", request_id)

@@ -71,7 +71,7 @@ def open_studies(
         InputError: something is wrong or missing; nothing has been computed then.
     """
     require_matplotlib()
-    Suite.load(suite)  # its own faults are told first, whatever else is missing
+    Suite.load(suite)  # its own faults come first, whatever else is missing
     if bundle is None and recipe is None:
         raise InputError("a study needs a bundle or a recipe: --bundle out/ or --recipe recipe.yaml.")
     given = _own_recipe(bundle) if recipe is None else recipe_and_folder(recipe, None)
