@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from massmerge.bundle.download import find_bundle
 from massmerge.bundle.factors import TaskFile
 from massmerge.bundle.layout import (
     BASE,
@@ -55,7 +56,7 @@ class Bundle:
     """A bundle on disk.
 
     Args:
-        path: the folder.
+        path: the folder, or a hub id such as `me/name` or `me/name@revision`.
         check: whether every file's checksum is compared with the manifest's.
 
     Raises:
@@ -63,7 +64,7 @@ class Bundle:
     """
 
     def __init__(self, path: str | Path, *, check: bool = True) -> None:
-        self.path = Path(path)
+        self.path = find_bundle(path)
         self.manifest = read_manifest(self.path)
         if self.manifest.get("method") != "mass":
             opener = auto_class(str(self.manifest.get("base", {}).get("class")))

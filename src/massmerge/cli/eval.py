@@ -47,12 +47,13 @@ _SHOWN_FAILURES = 5
     help="Where relative paths of the recipe start; the current folder by default.",
 )
 @click.option("--report", type=click.Path(file_okay=False), help="Write tables, plots and all answers to this folder.")
+@click.option("--card", is_flag=True, help="Put the results into the model card of BUNDLE.")
 @click.option("--dry-run", is_flag=True, help="Show what would be run, and run nothing.")
 @verb
 def eval_(
     bundle: str, suite: str, tasks: tuple[str, ...], split: str | None, limit: int | None, seed: int, router: str | None,
     route: Any, batch_size: int, unknown: tuple[str, ...], cache: str, oracle: bool, experts: bool, folder: str | None,
-    report: str | None, dry_run: bool, as_json: bool, quiet: bool,
+    report: str | None, card: bool, dry_run: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Measure BUNDLE, or a static merge, on the labelled data of SUITE.
 
@@ -74,7 +75,7 @@ def eval_(
     found = evaluate(
         bundle, suite, tasks=tasks, split=split, limit=limit, seed=seed, router=router, route=route,
         batch_size=batch_size, unknown=limits, cache=cache, oracle=oracle, experts=experts, folder=folder,
-        report=report, progress=progress,
+        report=report, card=card, progress=progress,
     )  # fmt: skip
     if as_json:
         print_json(found.to_dict())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from massmerge.errors import InputError
+from massmerge.evaluation.card import refuse_card, write_results
 from massmerge.evaluation.experts import Experts, open_experts
 from massmerge.evaluation.metrics import shared_groups
 from massmerge.evaluation.predictions import is_right
@@ -43,6 +44,7 @@ def evaluate(
     folder: str | Path | None = None,
     suite_folder: str | Path | None = None,
     report: str | Path | None = None,
+    card: bool = False,
     progress: Progress = silent,
 ) -> Evaluation:
     """Measure a bundle, or a static merge, on the labelled data of a suite.
@@ -68,6 +70,7 @@ def evaluate(
         folder: what the recipe's relative paths start from, with `experts`; the current folder by default.
         suite_folder: what the suite's relative paths start from; its own folder if a path is given.
         report: folder that gets tables, plots, figures and all answers; answers of experts are kept there.
+        card: also put the results into the model card of the bundle, which must be a folder.
         progress: wraps iterables whose items take time.
 
     Raises:
@@ -80,6 +83,8 @@ def evaluate(
         raise InputError("generative bundles route each prompt by itself: use route='input'.")
     if report is not None:
         require_matplotlib()
+    if card:
+        refuse_card(bundle)
     if ready.static is not None:
         _refuse_routing(ready.static, {"router": router, "unknown": unknown}, route, oracle=oracle)
     opened = _open_experts(ready, folder) if experts else None
@@ -109,6 +114,8 @@ def evaluate(
     found = collect(ready, rows, timings, name=name, options=options)
     if report is not None:
         write_evaluation(found, Path(report))
+    if card and isinstance(bundle, str | Path):
+        write_results(Path(bundle), found)
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError, field_validator
 
+from massmerge.bundle.download import refuse_hub
 from massmerge.bundle.merge_folder import recover
 from massmerge.bundle.reader import Bundle
 from massmerge.bundle.watched_files import SourceFiles
@@ -232,6 +233,7 @@ def _joined(groups: list[list[str]]) -> list[list[str]]:
 
 def _open(bundle: str | Path) -> tuple[Bundle, SourceFiles]:
     """The bundle, whose every file is looked at: damage must not be carried over under new checksums."""
+    refuse_hub(bundle)
     recover(Path(bundle))
     files = SourceFiles.of_bundle(Path(bundle))
     return Bundle(bundle), files

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from massmerge.bundle.download import refuse_hub
 from massmerge.bundle.layout import LEFT_OVER, MANIFEST, ROUTER
 from massmerge.bundle.manifest import read_manifest, sign_manifest
 from massmerge.bundle.merge_folder import recover
@@ -47,6 +48,7 @@ def calibrate(
     """
     if kind not in FITTED:
         raise InputError(f"kind is one of {', '.join(FITTED)}, not {kind!r}.")
+    refuse_hub(path)
     path = Path(path)
     recover(path)
     read_manifest(path)  # what is no bundle gets no folder beside it
