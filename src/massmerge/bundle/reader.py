@@ -200,6 +200,11 @@ class Bundle:
         """The router in use: the recipe's, or the one that was fitted last."""
         return str(self.manifest.get("router_kind", self.recipe.router.kind))
 
+    def confidence(self, kind: str) -> dict[str, float] | None:
+        """Constants of a router's confidence, where `mass calibrate` has fitted them."""
+        found: dict[str, float] | None = self.manifest.get("confidence", {}).get(kind)
+        return found
+
     @property
     def takes_images(self) -> bool:
         """Whether the base is an image model."""

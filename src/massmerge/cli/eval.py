@@ -17,6 +17,7 @@ from massmerge.evaluation.report import Table
 from massmerge.evaluation.results import Evaluation
 from massmerge.evaluation.suite import label_set
 from massmerge.evaluation.summary import confusion_table, facts, mean_table, mistakes, task_table, title_of
+from massmerge.recipe import Unknown
 
 _WIDEST_MATRIX = 12  # tasks; a wider one has no place in a terminal
 _SHOWN_FAILURES = 5
@@ -94,8 +95,8 @@ def _limits(given: tuple[str, ...]) -> dict[str, float] | None:
             found[kind] = float(limit)
         except ValueError:
             equals = ""
-        if not equals or kind not in ("lift", "agreement"):
-            raise InputError(f"{entry!r}: write --unknown lift=NUMBER or --unknown agreement=NUMBER.")
+        if not equals or kind not in Unknown.model_fields:
+            raise InputError(f"{entry!r}: write --unknown LIMIT=NUMBER; limits are {', '.join(Unknown.model_fields)}.")
     return found or None
 
 

@@ -19,6 +19,7 @@ from massmerge.model.inputs import InputReader, Row, read_batches
 from massmerge.model.second_pass.install import PROBE_BATCH, Observed, observe
 from massmerge.model.trees import take_rows
 from massmerge.recipe import AnswerOptions, ProblemType
+from massmerge.routing.confidence import DATA_FREE, ConfidenceRule
 from massmerge.routing.sites import probe_inputs
 
 
@@ -40,6 +41,8 @@ class Core:
     """How heads are compared."""
     watch: DamageWatch | None = None
     """Sees to the files that tensors are mapped from."""
+    rule: ConfidenceRule = DATA_FREE
+    """How evidence becomes confidence."""
 
     @property
     def problems(self) -> dict[str, ProblemType]:
@@ -141,7 +144,7 @@ class Core:
         counts = weights or [dict.fromkeys(own, 1.0) for own in logits]
         problems = self.problems
         return [
-            make_prediction(own, self.labels, problems, weight, self.options, top, routing)
+            make_prediction(own, self.labels, problems, weight, self.options, top, routing, self.rule)
             for own, weight, routing in zip(logits, counts, known, strict=True)
         ]
 

@@ -27,7 +27,7 @@ from massmerge.model.model import Model
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.model.route.fixed import make_fixed
 from massmerge.model.route.stages import Look, SecondLook, Stages
-from massmerge.model.route.voters import choose_voters, make_router, not_fitted, subspaces_of
+from massmerge.model.route.voters import choose_voters, load_typicality, make_router, not_fitted, subspaces_of
 from massmerge.model.second_pass import SecondPass
 from massmerge.model.second_pass.cache import DenseCache
 from massmerge.model.second_pass.first_token import first_token_layers
@@ -37,6 +37,7 @@ from massmerge.model.speed import plain
 from massmerge.model.speed.packed import pack_layers
 from massmerge.model.trees import shared_copy
 from massmerge.routing import Site
+from massmerge.routing.confidence import DATA_FREE, ConfidenceRule
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.routing.router import Router
 from massmerge.routing.routers import find_router
@@ -150,7 +151,8 @@ def _load(
     )
     labels = {task.name: task.labels for task in bundle.tasks if task.labels is not None}
     options, shared = bundle.recipe.answer, bundle.recipe.shared_labels
-    core = Core(base, tensors.names, labels, heads, reader, shared, options, watch if mapped else None)
+    rule = stages.rule or DATA_FREE
+    core = Core(base, tensors.names, labels, heads, reader, shared, options, watch if mapped else None, rule)
     sets = Sets(core, bundle.path, tensors, second, DenseCache(0 if plain() else cache, second), slots, options.merge)
     return Model(core, stages, sets)
 
@@ -217,8 +219,20 @@ def _stages(
     own = make_router(bundle, kind, voters, subspaces)
     first = Look(first_pass, lambda: own)
     second = _second_look(bundle, base, sites, kind, tensors, subspaces) if image else None
+    constants = bundle.confidence(kind)
+    rule = None if constants is None else ConfidenceRule.of(constants)
     targets = None if find_router(kind).needs_fit else tensors.targets
-    return Stages(tensors.names, sites, recipe.router, recipe.unknown, first, second, targets)
+    return Stages(
+        tensors.names,
+        sites,
+        recipe.router,
+        recipe.unknown,
+        first,
+        second,
+        rule,
+        load_typicality(bundle, voters),
+        targets,
+    )
 
 
 def _second_look(

@@ -38,6 +38,7 @@ def prediction_body(outcome: Outcome, options: Options) -> dict[str, Any]:
         empty: dict[str, Any] = {
             "task": None,
             "label": None,
+            "confidence": None,
             "score": None,
             "labels": None,
             "scores": None,
@@ -51,6 +52,7 @@ def prediction_body(outcome: Outcome, options: Options) -> dict[str, Any]:
     return {
         "task": result.task,
         "label": result.label,
+        "confidence": result.confidence,
         "score": result.score,
         "labels": result.labels,
         "scores": result.scores,
@@ -70,8 +72,11 @@ def _explain(prediction: Prediction, waited: float, top: int) -> dict[str, Any]:
     return {
         "residuals": routing.residuals,
         "weights": routing.weights,
+        "probabilities": routing.probabilities,
+        "margin": routing.margin,
         "lift": routing.lift,
         "agreement": routing.agreement,
+        "typicality": routing.typicality,
         "site": routing.site,
         "heads": {task: [_label(a) for a in answers] for task, answers in heads_of(prediction, top).items()},
         "timings": {"waiting": round(waited, 3), **timings},

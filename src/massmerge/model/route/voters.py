@@ -21,6 +21,10 @@ from massmerge.routing.projection import ProjectionRouter, Score, of_common_rank
 from massmerge.routing.router import Router
 from massmerge.routing.routers import find_router
 from massmerge.routing.separation import random_adapters, separation, without_common
+from massmerge.routing.typicality import Typicality
+
+TYPICAL = "typical"
+"""Stands before the names of what tells typical inputs from others, as a router's kind does before its own."""
 
 
 def choose_voters(
@@ -52,6 +56,12 @@ def make_router(bundle: Bundle, kind: str, voters: list[Voter], subspaces: list[
         )
     kept = {name: read_tensor(info) for name, info in _fitted(bundle, kind).items()}
     return find_router(kind).load([voter.name for voter in voters], kept, subspaces)
+
+
+def load_typicality(bundle: Bundle, voters: list[Voter]) -> Typicality | None:
+    """How typical an input is of the tasks, if `mass calibrate` has fitted that."""
+    kept = {name: read_tensor(info) for name, info in _fitted(bundle, TYPICAL).items()}
+    return Typicality.load([voter.name for voter in voters], kept)
 
 
 def not_fitted(bundle: Bundle, kind: str, voters: list[Voter]) -> list[str]:
