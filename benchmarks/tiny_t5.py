@@ -174,16 +174,16 @@ def evaluate() -> dict[str, dict[str, float]]:
     for task in TASKS:
         prompts, truths = zip(*test[task], strict=True)
         own = dict(zip(prompts, expert_answers(task, list(prompts)), strict=True))
-        told = model.generate(list(prompts), task=task, batch_size=25, max_new_tokens=16)
+        given = model.generate(list(prompts), task=task, batch_size=25, max_new_tokens=16)
         rows = [(g, prompt, answer) for (t, prompt, answer), g in zip(stream, written, strict=True) if t == task]
         expected = ["".join(answer.split()) for answer in truths]
         figures[task] = {
             "task found": _share(g.task == task for g, _, _ in rows),
             "right": _share("".join(g.text.split()) == "".join(answer.split()) for g, _, answer in rows),
-            "right, task told": _share("".join(g.text.split()) == e for g, e in zip(told, expected, strict=True)),
+            "right, task given": _share("".join(g.text.split()) == e for g, e in zip(given, expected, strict=True)),
             "expert right": _share("".join(own[p].split()) == e for p, e in zip(prompts, expected, strict=True)),
             "same as expert": _share(g.text == own[prompt] for g, prompt, _ in rows),
-            "same as expert, task told": _share(g.text == own[p] for g, p in zip(told, prompts, strict=True)),
+            "same as expert, task given": _share(g.text == own[p] for g, p in zip(given, prompts, strict=True)),
         }
     figures["mean"] = {name: sum(f[name] for f in figures.values()) / len(TASKS) for name in figures[TASKS[0]]}
     return figures

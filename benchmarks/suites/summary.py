@@ -137,7 +137,7 @@ def _bundle(path: Path) -> list[str]:
     ]  # fmt: skip
     means = result["means"]
     rows.append(["mean", "", *(_share(means.get(key, {}).get("value")) for key in _MEANS)])
-    heads = ["task", "rows", "accuracy", "shared labels", "routing", "expert", "normalised", "normalised, task told"]
+    heads = ["task", "rows", "accuracy", "shared labels", "routing", "expert", "normalised", "normalised, task given"]
     ratio = f", {result['sizes']['ratio']:.2f} times the base" if result.get("sizes") else ""
     return [f"## Bundle {path.parent.name} ({result['created'][:10]}{ratio})", "", *_table(heads, rows)]
 

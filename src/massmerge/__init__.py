@@ -4,9 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from massmerge.bundle.download import pull_bundle as pull
     from massmerge.bundle.inspect import Inspection
     from massmerge.bundle.inspect import inspect_bundle as inspect
     from massmerge.bundle.reader import Bundle
+    from massmerge.bundle.upload import Push
+    from massmerge.bundle.upload import push_bundle as push
     from massmerge.errors import InputError, MassError, Problem
     from massmerge.evaluation.evaluate import evaluate
     from massmerge.evaluation.results import Evaluation
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from massmerge.model.export.run import export_bundle as export
     from massmerge.model.load import load
     from massmerge.model.model import Model
+    from massmerge.model.pipeline import Pipeline, pipeline
     from massmerge.model.static import StaticModel
     from massmerge.recipe import Recipe
     from massmerge.research.interpret.decoding import interpret
@@ -33,15 +37,16 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Answer", "Bundle", "Evaluation", "Explanation", "Generation", "InputError", "Inspection", "MassError", "Model",
-    "Plan", "Prediction", "Problem", "Recipe", "Routing", "StaticModel", "Suite", "Verification", "__version__", "add",
-    "calibrate", "choose_scale", "evaluate", "explain", "export", "head", "inspect", "interpret", "load", "make_plan",
-    "merge", "remove", "study", "verify",
+    "Pipeline", "Plan", "Prediction", "Problem", "Push", "Recipe", "Routing", "StaticModel", "Suite", "Verification",
+    "__version__", "add", "calibrate", "choose_scale", "evaluate", "explain", "export", "head", "inspect", "interpret",
+    "load", "make_plan", "merge", "pipeline", "pull", "push", "remove", "study", "verify",
 ]  # fmt: skip
 
 # Where each name lives, so that `mass --version` and `mass -h` need not wait seconds for torch and transformers.
 _HOMES = {
     "bundle.inspect": ("Inspection",),
     "bundle.reader": ("Bundle",),
+    "bundle.upload": ("Push",),
     "errors": ("InputError", "MassError", "Problem"),
     "evaluation.evaluate": ("evaluate",),
     "evaluation.results": ("Evaluation",),
@@ -57,6 +62,7 @@ _HOMES = {
     "model.explain": ("Explanation", "explain"),
     "model.load": ("load",),
     "model.model": ("Model",),
+    "model.pipeline": ("Pipeline", "pipeline"),
     "model.static": ("StaticModel",),
     "recipe": ("Recipe",),
     "research.interpret.decoding": ("interpret",),
@@ -67,6 +73,8 @@ _VERBS = {
     "export": ("model.export.run", "export_bundle"),
     "head": ("merging.heads.make", "make_head"),
     "inspect": ("bundle.inspect", "inspect_bundle"),
+    "pull": ("bundle.download", "pull_bundle"),
+    "push": ("bundle.upload", "push_bundle"),
     "verify": ("merging.verify", "verify_bundle"),
 }
 _PLACES = {name: (home, name) for home, names in _HOMES.items() for name in names} | _VERBS

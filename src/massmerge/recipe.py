@@ -228,12 +228,16 @@ class AnswerOptions(Section):
 
 
 class Unknown(Section):
-    """When to answer that an input belongs to no task. Both are off at 0."""
+    """When to answer that an input belongs to no task. All are off at 0."""
 
     lift: Annotated[float, Field(ge=0.0)] = 0.0
     """Abstain if the best task's subspace holds less than this many times what a random one would; 1 is chance."""
     agreement: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Abstain if the voters agree less than this on the best task; 1 is complete agreement."""
+    confidence: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Abstain if the probability that task and label are both right is less than this."""
+    typicality: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Abstain if a smaller share of the tasks' own inputs is less typical; for bundles that `mass calibrate` has seen."""
 
 
 class Recipe(Section):

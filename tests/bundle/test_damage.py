@@ -59,10 +59,10 @@ def test_no_answer_is_given_from_a_bundle_with_one_changed_bit_in_any_file(root,
 
 
 def test_the_first_answer_waits_until_the_large_files_have_been_compared(bundle, monkeypatch):
-    monkeypatch.setattr(damage, "crc32_of", slowly(damage.crc32_of))
+    monkeypatch.setattr(damage, "xxh128_of", slowly(damage.xxh128_of))
     flip(bundle / FACTORS, -3 + (bundle / FACTORS).stat().st_size)
     model = massmerge.load(bundle)  # which does not wait
-    with pytest.raises(InputError, match=r"tasks/b/factors.*CRC-32 differs"):
+    with pytest.raises(InputError, match=r"tasks/b/factors.*XXH128 differs"):
         model.predict(ROWS)
 
 
@@ -75,7 +75,7 @@ def test_a_damaged_header_is_told_as_damage_whatever_loading_makes_of_it(bundle)
 def test_a_bundle_of_before_the_quick_checksums_is_compared_by_the_others(bundle):
     manifest = read_manifest(bundle)
     for entry in manifest["files"].values():
-        entry.pop("crc32", None)
+        entry.pop("xxh128", None)
     sign_manifest(bundle, manifest)
     massmerge.load(bundle).predict(ROWS)
     flip(bundle / BASE, -3 + (bundle / BASE).stat().st_size)
@@ -85,8 +85,8 @@ def test_a_bundle_of_before_the_quick_checksums_is_compared_by_the_others(bundle
 
 def test_what_only_sha_256_finds_is_found_in_the_background(bundle, monkeypatch):
     flip(bundle / FACTORS, -3 + (bundle / FACTORS).stat().st_size)
-    said = {name: entry.get("crc32") for name, entry in read_manifest(bundle)["files"].items()}
-    monkeypatch.setattr(damage, "crc32_of", lambda file: said[os.path.relpath(file.name, bundle)])
+    said = {name: entry.get("xxh128") for name, entry in read_manifest(bundle)["files"].items()}
+    monkeypatch.setattr(damage, "xxh128_of", lambda file: said[os.path.relpath(file.name, bundle)])
     model = massmerge.load(bundle)
     for call in (lambda: model.core.watch.refuse_damage(wait=True), lambda: model.embed(ROWS)):
         with pytest.raises(InputError, match="SHA-256 differs"):
@@ -97,7 +97,7 @@ def test_a_check_that_fails_by_itself_trusts_nothing(bundle, monkeypatch):
     def broken(file):
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(damage, "crc32_of", broken)
+    monkeypatch.setattr(damage, "xxh128_of", broken)
     with pytest.raises(InputError, match="the disk is gone"):
         massmerge.load(bundle).predict(ROWS)
 

@@ -192,7 +192,7 @@ def test_a_dry_run_refuses_what_a_run_would(bundle, here):
     [
         ("input: text", "inptu: text", "suite.yaml:4: unknown key 'tasks.spam.inptu'"),
         ("data: spam.csv", "data: gone.csv", "gone.csv: no such file. Its folder holds spam.csv."),
-        ("input: body", "input: text", "topic.jsonl: no column 'text'; there are 'body', 'kind'."),
+        ("input: body", "input: text", "topic.jsonl: no column 'text'; available: 'body', 'kind'."),
         ("label: kind", "label: class", "topic.jsonl: no column 'class'"),
         ("science, arts", "science, art", "the suite names labels that the head does not have: art"),
         (
@@ -200,7 +200,7 @@ def test_a_dry_run_refuses_what_a_run_would(bundle, here):
             "metric: accuracy",
             "the head does not know 3 of the data's labels",
         ),
-        ("  spam:", "  eggs:", "the bundle has no task 'eggs' with labels; there are spam, topic, mood."),
+        ("  spam:", "  eggs:", "the bundle has no task 'eggs' with labels; choose from spam, topic, mood."),
         ("reference: 0.5", "reference: 50", "'tasks.spam.reference'"),
     ],
 )
@@ -213,11 +213,14 @@ def test_a_fault_of_the_suite_or_its_data_is_told_and_nothing_runs(bundle, here,
     ("options", "message"),
     [
         (["--split", "validation"], "the split 'validation' was requested, but the path is the same for every split"),
-        (["--task", "eggs"], "no task 'eggs' in the suite. There are spam, topic."),
-        (["--unknown", "lift"], "'lift': write --unknown lift=NUMBER or --unknown agreement=NUMBER."),
-        (["--unknown", "lift=much"], "write --unknown lift=NUMBER"),
-        (["--unknown", "lfit=1"], "write --unknown lift=NUMBER"),
-        (["--unknown", "agreement=7"], "agreement (0 to 1)"),
+        (["--task", "eggs"], "no task 'eggs' in the suite. Choose from spam, topic."),
+        (
+            ["--unknown", "lift"],
+            "'lift': write --unknown LIMIT=NUMBER; limits are lift, agreement, confidence, typicality",
+        ),
+        (["--unknown", "lift=much"], "write --unknown LIMIT=NUMBER"),
+        (["--unknown", "lfit=1"], "write --unknown LIMIT=NUMBER"),
+        (["--unknown", "agreement=7"], "typicality (0 to 1)"),
         (["--router", "prototype"], "the router prototype has not been fitted"),
         (["--router", "guess"], "no router 'guess'"),
         (["--limit", "0"], "Invalid value for '--limit'"),

@@ -194,7 +194,7 @@ def test_no_input_on_standard_input_is_refused(text):
 def test_an_unknown_task_is_refused_with_those_there_are(text):
     done = run(text, "win", "--task", "weather")
     assert done.exit_code == 2
-    assert "There are spam, topic, mood." in done.output
+    assert "Choose from spam, topic, mood." in done.output
 
 
 def test_what_is_no_bundle_is_refused(here):

@@ -162,7 +162,7 @@ def test_a_broken_line_is_told_with_its_place_once(text, here):
 def test_a_column_that_is_not_there_is_told_with_the_path_once(text, here):
     (here / "t.csv").write_text("body\nwin\n")
     done = run(text, "t.csv", "--column", "text")
-    assert done.stdout.splitlines()[-1] == "error            t.csv: no column 'text'; there are 'body'."
+    assert done.stdout.splitlines()[-1] == "error            t.csv: no column 'text'; available: 'body'."
 
 
 def test_a_file_that_may_not_be_read_is_an_error_of_its_row_and_the_others_go_on(text, here, monkeypatch):
@@ -234,7 +234,7 @@ def test_a_task_skips_routing_and_several_restrict_it(text):
 def test_an_unknown_task_is_an_error_of_the_call_with_those_there_are(text):
     done = run(text, "so sad", "--task", "weather")
     assert done.exit_code == 2
-    assert "no task 'weather'. There are spam, topic, mood." in done.output
+    assert "no task 'weather'. Choose from spam, topic, mood." in done.output
 
 
 def test_top_is_the_number_of_answers(text):

@@ -16,7 +16,7 @@ from models import contents, text_bundle
 from predict_command import inputs_of, rows, run
 
 KINDS = ["jsonl", "csv", "parquet"]
-COLUMNS = ["input", "task", "label", "score", "weight", "runner_up", "error", "labels", "scores", "value"]
+COLUMNS = ["input", "task", "label", "confidence", "score", "weight", "runner_up", "error", "labels", "scores", "value"]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def text(root):
 def test_the_terminal_gets_a_table(text):
     done = run(text, "win a prize", "so sad")
     lines = done.output.splitlines()
-    assert lines[0].split() == ["task", "label", "score", "weight", "input"]
+    assert lines[0].split() == ["task", "label", "confidence", "score", "input"]
     assert lines[1].endswith("win a prize")
     assert len(lines) == 3
 

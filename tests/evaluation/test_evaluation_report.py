@@ -32,9 +32,10 @@ def test_the_report_has_its_files(reported):
     names = {path.relative_to(report).as_posix() for path in report.rglob("*") if path.is_file()}
     assert {name for name in names if "/" not in name} == {
         "report.md", "report.html", "result.json", "predictions.parquet", "radar.png", "confusion.png", "residuals.png",
+        "reliability.png",
     }  # fmt: skip
     assert len([name for name in names if name.startswith("experts/")]) == 3
-    for name in ("radar", "confusion", "residuals"):
+    for name in ("radar", "confusion", "residuals", "reliability"):
         width, height = Image.open(report / f"{name}.png").size
         assert width > 400 and height > 200
 
@@ -42,7 +43,7 @@ def test_the_report_has_its_files(reported):
 def test_the_page_needs_no_other_file(reported):
     _, report, _ = reported
     page = (report / "report.html").read_text()
-    assert page.count("data:image/svg+xml;base64,") == 3
+    assert page.count("data:image/svg+xml;base64,") == 4
     assert not re.search(r'(src|href)="(?!data:)', page)
     assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page
 

@@ -104,7 +104,7 @@ def test_a_picture_that_is_broken_costs_its_row_alone(tmp_path):
 
 def test_missing_columns_configurations_and_ids_are_named(tmp_path):
     labelled().save_to_disk(tmp_path / "saved")
-    with pytest.raises(InputError, match=r"saved \(test\): no column 'body'; there are 'text', 'label'"):
+    with pytest.raises(InputError, match=r"saved \(test\): no column 'body'; available: 'text', 'label'"):
         read_rows(tmp_path, dataset="saved", input="body")
     with pytest.raises(InputError, match=r"me/nothing \(split 'test'\): not available from datasets"):
         read_rows(tmp_path, dataset="me/nothing", input="text")

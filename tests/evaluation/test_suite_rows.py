@@ -19,7 +19,7 @@ from tables import ROWS, png, read_rows, write_table
 @pytest.mark.parametrize("column", ["input", "label"])
 def test_a_column_that_is_missing_is_an_error_with_those_there_are(tmp_path, kind, column):
     write_table(tmp_path / f"t.{kind}", ROWS)
-    with pytest.raises(InputError, match="no column 'body'; there are 'text', 'other', 'label'"):
+    with pytest.raises(InputError, match="no column 'body'; available: 'text', 'other', 'label'"):
         read_rows(tmp_path, data=f"t.{kind}", **{"input": "text", column: "body"})
 
 
@@ -93,7 +93,7 @@ def test_spearman_needs_numbers_and_a_head_with_one_output(tmp_path):
 
 def test_a_task_that_the_bundle_lacks_is_refused_before_its_data_is_looked_for(tmp_path):
     suite = Suite.parse("tasks: {a: {data: gone.csv, input: x}, b: {data: gone.csv, input: x}}")
-    with pytest.raises(InputError, match=r"the bundle has no task 'b' with labels; there are a, c\."):
+    with pytest.raises(InputError, match=r"the bundle has no task 'b' with labels; choose from a, c\."):
         read_suite(suite, tmp_path, {"a": ("x",), "c": ("x",)}, image=False)
 
 
@@ -108,7 +108,7 @@ def test_tasks_can_be_chosen_by_name():
     suite = Suite.parse("tasks: {a: {data: x, input: x}, b: {data: x, input: x}}")
     assert list(suite.only(["b"]).tasks) == ["b"]
     assert suite.only([]) == suite
-    with pytest.raises(InputError, match=r"no task 'c' in the suite\. There are a, b\."):
+    with pytest.raises(InputError, match=r"no task 'c' in the suite\. Choose from a, b\."):
         suite.only(["c"])
 
 

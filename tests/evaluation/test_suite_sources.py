@@ -166,7 +166,7 @@ def test_a_dataset_that_was_saved_without_splits_gives_none_that_is_asked_for(tm
 
 
 def test_a_column_that_the_dataset_lacks_is_named(tmp_path, datasets):
-    with pytest.raises(InputError, match=r"me/d \(test\): no column 'body'; there are 'text', 'label'"):
+    with pytest.raises(InputError, match=r"me/d \(test\): no column 'body'; available: 'text', 'label'"):
         read_rows(tmp_path, dataset="me/d", input="body")
 
 

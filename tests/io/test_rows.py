@@ -198,7 +198,7 @@ def test_a_row_without_a_value_is_an_error_in_its_place(here, kind):
 def test_a_column_that_is_not_there_is_an_error_with_those_there_are(here, kind):
     write_table(here / f"t.{kind}", [{"id": "1", "body": "first"}])
     where = "t.jsonl:1" if kind == "jsonl" else f"t.{kind}"  # lines of JSON may have different columns
-    assert items(f"t.{kind}", column="text") == [(where, f"{where}: no column 'text'; there are 'id', 'body'.")]
+    assert items(f"t.{kind}", column="text") == [(where, f"{where}: no column 'text'; available: 'id', 'body'.")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -251,7 +251,7 @@ def test_a_broken_line_of_json_is_an_error_and_the_others_go_on(here):
     found = items("t.jsonl", column="text")
     assert found[0][1] == "first"
     assert found[1] == ("t.jsonl:2", "t.jsonl:2: not valid JSON (Expecting value, column 10).")
-    assert "no column 'text'; there are none" in found[2][1]
+    assert "no column 'text'; available: none" in found[2][1]
     assert found[3][1] == "last"
 
 

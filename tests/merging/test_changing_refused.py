@@ -38,7 +38,7 @@ KILL_SHARES = (0.05, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
         (("add", "static", "c=c"), "a average merge, which is an ordinary checkpoint, not a bundle"),
         (("add", "two", "c=c", "--out", "all"), "is a bundle made from another recipe"),
         (("add", "two", "c=c", "--out", "base"), "it is not overwritten"),
-        (("remove", "two", "z"), "no task z. There are a, b"),
+        (("remove", "two", "z"), "no task z. Choose from a, b"),
         (("remove", "two", "a", "b"), "no task would be left"),
         (("remove", "none", "a"), "none: no such folder"),
     ],

@@ -102,9 +102,8 @@ def test_a_router_that_was_not_fitted_is_refused_with_what_fits_it(bundle):
 
 
 def test_a_router_that_does_not_exist_is_refused_with_those_there_are(bundle):
-    with pytest.raises(
-        InputError, match=r"no router 'oracle'\. There are projection, prototype, linear, nearest and mlp"
-    ):
+    known = r"no router 'oracle'\. Choose from projection, prototype, linear, nearest and mlp"
+    with pytest.raises(InputError, match=known):
         massmerge.load(bundle, router="oracle")
 
 
@@ -228,7 +227,7 @@ def test_a_task_without_inputs_is_refused_by_name(bundle):
 
 
 def test_inputs_of_an_unknown_task_are_refused_with_those_there_are(bundle):
-    with pytest.raises(InputError, match=r"no task 'weather'\. There are spam, topic, mood"):
+    with pytest.raises(InputError, match=r"no task 'weather'\. Choose from spam, topic, mood"):
         calibrate(bundle, {**INPUTS, "weather": ["rain"]})
 
 
@@ -264,7 +263,8 @@ def test_the_verb_fits_on_files_and_says_what_it_used(bundle, files):
 def test_the_verb_speaks_json(bundle, files):
     done = run(bundle, *files, "--json", "--count", "2")
     found = json.loads(done.output)
-    assert (found["kind"], found["inputs"]) == ("prototype", {"spam": 2, "topic": 2, "mood": 2})
+    assert found["inputs"] == {"spam": 2, "topic": 2, "mood": 2}
+    assert found["kind"] == max(found["tried"], key=lambda kind: found["tried"][kind]["value"])
     assert set(found["after"]["tasks"]) == set(found["before"]["tasks"]) == set(INPUTS)
     assert set(found["tried"]) == {"prototype", "linear"}
 

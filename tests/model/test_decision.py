@@ -18,8 +18,12 @@ from massmerge.routing.sites import Site
 
 
 def same(found, expected):
-    return dataclasses.replace(found, residuals={}, weights={}, margin=None, lift=None, agreement=None) == (
-        dataclasses.replace(expected, residuals={}, weights={}, margin=None, lift=None, agreement=None)
+    return dataclasses.replace(
+        found, residuals={}, weights={}, margin=None, lift=None, agreement=None, probabilities={}
+    ) == (
+        dataclasses.replace(
+            expected, residuals={}, weights={}, margin=None, lift=None, agreement=None, probabilities={}
+        )
     ) and found.residuals == pytest.approx(expected.residuals, abs=1e-4)
 
 

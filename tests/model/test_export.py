@@ -215,7 +215,7 @@ def mass(*arguments):
 
 def test_a_task_that_the_bundle_lacks_is_named_with_those_there_are(bert, tmp_path):
     result = mass(bert, tmp_path / "out", "--to", "peft", "--tasks", "a,zebra")
-    assert result.exit_code == 2 and "no task 'zebra'. There are a, b, c." in result.output
+    assert result.exit_code == 2 and "no task 'zebra'. Choose from a, b, c." in result.output
     assert not (tmp_path / "out").exists()
 
 

@@ -8,6 +8,7 @@ import torch
 
 import massmerge
 from answers import bert_rows
+from changes import write_adapter
 from models import FAMILIES, family_bundle, logits_of, make_bundle, with_options, write_recipe, write_shifted
 
 
@@ -112,3 +113,19 @@ def test_every_score_gives_weights_that_sum_to_1(root, tmp_path, score):
     bundle = with_options(family_bundle(root, "bert"), tmp_path / "bundle", router={"score": score})
     for routing in massmerge.load(bundle).route(bert_rows(3)):
         assert abs(sum(routing.weights.values()) - 1) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("targets", "kinds"), [(["query", "key", "value", "dense"], "AOMD"), (["query", "value"], "A")]
+)
+def test_adapters_with_random_starts_of_their_own_are_compared_with_random_words(tmp_path, targets, kinds):
+    FAMILIES["bert"].make_base().save_pretrained(tmp_path / "base")
+    for seed, name in enumerate("abc"):
+        torch.manual_seed(seed)
+        options = {"target_modules": targets, "task_type": "SEQ_CLS"}
+        write_adapter(tmp_path, name, FAMILIES["bert"].expert, seed, **options)
+    model = massmerge.load(massmerge.merge(write_recipe(tmp_path, list("abc")), tmp_path / "out"))
+    assert {voter[0] for voter in model.voters} == set(kinds)
+    routings = model.route(bert_rows(20))
+    assert np.mean([routing.lift for routing in routings]) == pytest.approx(1.1, abs=0.2)  # the best of three
+    assert len({routing.selected[0] for routing in routings}) == 3  # none holds more of everything

@@ -180,7 +180,7 @@ def test_changed_bytes_are_refused_at_once_if_asked_for_and_never_if_not(root, t
 
 def test_a_site_that_does_not_exist_is_refused_when_loading(root, tmp_path):
     bundle = with_options(family_bundle(root, "bert"), tmp_path / "bundle", router={"site": "M7"})
-    with pytest.raises(InputError, match=r"no site 'M7'\. There are A0, O0, M0, D0, A1, O1, M1, D1"):
+    with pytest.raises(InputError, match=r"no site 'M7'\. Choose from A0, O0, M0, D0, A1, O1, M1, D1"):
         massmerge.load(bundle)
 
 

@@ -129,12 +129,12 @@ def test_a_list_of_tasks_restricts_the_choice(bert):
 
 def test_an_unknown_task_is_refused_with_those_there_are(bert):
     for call in (bert.predict, bert.route, bert.embed):
-        with pytest.raises(InputError, match=r"no task 'z'\. There are a, b, c\."):
+        with pytest.raises(InputError, match=r"no task 'z'\. Choose from a, b, c\."):
             call(bert_rows(1), task=["a", "z"])
 
 
 def test_an_empty_list_of_tasks_is_refused(bert):
-    with pytest.raises(InputError, match=r"an empty list of tasks\. There are a, b, c\."):
+    with pytest.raises(InputError, match=r"an empty list of tasks\. Choose from a, b, c\."):
         bert.predict(bert_rows(1), task=[])
 
 

@@ -65,13 +65,13 @@ def test_answers_depend_neither_on_padding_nor_on_the_rest_of_the_batch(peers, n
 def test_outcomes_are_the_answers_with_the_head_chosen_and_with_the_head_told(peers, name):
     peer = peers(name)
     rows = rows_of(FAMILIES["bert"].make_inputs(4, seed=5))
-    told = ["c", "a", "b", "c"]
-    pairs = peer.outcomes(rows, told, batch_size=3)
+    given = ["c", "a", "b", "c"]
+    pairs = peer.outcomes(rows, given, batch_size=3)
     for i, (row, (unknown, known)) in enumerate(zip(rows, pairs, strict=True)):
-        assert isinstance(unknown, Prediction) and known.task == told[i]
+        assert isinstance(unknown, Prediction) and known.task == given[i]
         assert unknown.task == max(unknown.routing.weights, key=unknown.routing.weights.get)
         assert logits_of(unknown) == pytest.approx(logits_of(peer.predict([row])[0]), abs=1e-5)
-        assert logits_of(known) == pytest.approx(logits_of(peer.predict([row], task=told[i])[0]), abs=1e-5)
+        assert logits_of(known) == pytest.approx(logits_of(peer.predict([row], task=given[i])[0]), abs=1e-5)
     assert peer.tasks == list(TASKS) and {t: len(names) for t, names in peer.labels.items()} == TASKS
 
 

@@ -161,7 +161,7 @@ def test_wrong_suites_are_refused_by_name_before_anything_is_computed(suite, bun
 
 def test_a_study_without_a_bundle_a_recipe_or_a_known_name_is_refused(suite, bundle, recipe, tmp_path, no_computing):
     assert "--bundle out/ or --recipe" in refused(suite)
-    with pytest.raises(InputError, match=r"no study 'layer'\. There are methods, layers"):
+    with pytest.raises(InputError, match=r"no study 'layer'\. Choose from methods, layers"):
         run_studies("layer", suite, bundle=bundle)
     other = tmp_path / "recipe.yaml"
     other.write_text(recipe.read_text().replace("expert: ", f"expert: {recipe.parent}/").replace("name: c", "name: tone")

@@ -248,8 +248,8 @@ def test_answers_by_a_given_routing_are_those_of_predict(bundle):
         (p.task, p.label, pytest.approx(p.logit, abs=1e-5)) for p in expected
     ]
     assert len({p.task for p in found}) > 1
-    told = model.answer(inputs[:1], [Routing({}, {"c": 1.0}, ["c"], "")])
-    assert told[0].label == model.predict(inputs[0], task="c")[0].label
+    given = model.answer(inputs[:1], [Routing({}, {"c": 1.0}, ["c"], "")])
+    assert given[0].label == model.predict(inputs[0], task="c")[0].label
     with pytest.raises(InputError, match="no task 'tone'"):
         model.answer(inputs[:1], [Routing({}, {"tone": 1.0}, ["tone"], "")])
 

@@ -82,7 +82,7 @@ def test_a_static_merge_has_the_figures_of_its_own_answers(table, context, recip
     model = StaticModel(merged)
     row = rows_of(table)["task_arithmetic"]
     assert row["scale"] == 0.3 and row["scale_chosen_on_validation"] is False
-    assert row["task_told"]["tasks"] == shares(context, lambda x, task: model.predict(x, task=task)[0])
+    assert row["task_given"]["tasks"] == shares(context, lambda x, task: model.predict(x, task=task)[0])
     assert row["task_unknown"]["tasks"] == shares(context, lambda x, task: model.predict(x)[0])
     assert row["bytes"] == model.nbytes
 
@@ -91,7 +91,7 @@ def test_mass_has_the_figures_of_its_own_answers(table, context, bundle):
     model = massmerge.load(bundle)
     rows = rows_of(table)
     assert rows["mass"]["task_unknown"]["tasks"] == shares(context, lambda x, task: model.predict(x)[0])
-    assert rows["mass, task given"]["task_told"]["tasks"] == shares(
+    assert rows["mass, task given"]["task_given"]["tasks"] == shares(
         context, lambda x, task: model.predict(x, task=task)[0]
     )
     assert rows["mass"]["bytes"] == Bundle(bundle).counted_bytes
@@ -100,8 +100,8 @@ def test_mass_has_the_figures_of_its_own_answers(table, context, bundle):
 def test_the_base_and_the_experts_stand_beside_the_methods(table, context):
     rows = rows_of(table)
     assert list(rows) == ["base", "task_arithmetic", "tsv_m", "smile_1", "mass", "mass, task given", "experts"]
-    assert rows["experts"]["task_told"]["tasks"] == context.references
-    assert rows["experts"]["task_told"]["normalised"] == pytest.approx(1.0) or 0 in context.references.values()
+    assert rows["experts"]["task_given"]["tasks"] == context.references
+    assert rows["experts"]["task_given"]["normalised"] == pytest.approx(1.0) or 0 in context.references.values()
     assert rows["base"]["of_the_base"] == pytest.approx(1.0, abs=0.05) and rows["experts"]["of_the_base"] > 2.8
     assert table["verdict"]["mass_value"] == rows["mass"]["task_unknown"]["mean"]
 
@@ -135,8 +135,8 @@ def test_a_scale_is_the_one_that_does_best_on_validation_rows(context, recipe, t
     means = {}
     for candidate in (0.1, 0.3, scale):
         found.set_scale(candidate)
-        told = shares(context.validation, lambda x, task: found.model.predict(x, task=task)[0])
-        means[candidate] = sum(told.values()) / len(told)
+        given = shares(context.validation, lambda x, task: found.model.predict(x, task=task)[0])
+        means[candidate] = sum(given.values()) / len(given)
     found.remove()
     assert chosen and means[scale] == max(means.values())
 
@@ -197,13 +197,13 @@ def test_a_lent_head_reads_the_dense_model_of_the_task_that_an_input_is_routed_t
     model = LentHead(massmerge.load(others), answering, "a")
     texts = ["win free prize", "vote law", "sad film"]
     tokenizer = AutoTokenizer.from_pretrained(folder / "base")
-    for text, (free, told) in zip(texts, model.outcomes(texts, ["a"] * 3), strict=True):
+    for text, (free, given) in zip(texts, model.outcomes(texts, ["a"] * 3), strict=True):
         selected = massmerge.load(others).route(text)[0].selected
         dense = dense_expert(others, "bert", selected, "a")
         with torch.inference_mode():
             logits = dense(**tokenizer(text, return_tensors="pt")).logits[0]
-        assert free.task is None and told.task == "a"
-        assert told.logit == pytest.approx(float(logits.max()), abs=1e-4)
+        assert free.task is None and given.task == "a"
+        assert given.logit == pytest.approx(float(logits.max()), abs=1e-4)
     shutil.rmtree(others)
 
 
@@ -211,7 +211,7 @@ def test_a_task_is_left_out_of_the_merge_and_told_to_the_head(suite, out, bundle
     found = run("leave_one_out", suite, out, bundle, recipe)
     rows = rows_of(found)
     assert set(rows) == {"base", "task_arithmetic", "tsv_m", "mass", "experts"}
-    assert all(set(row["tasks"]) == {"a"} and row["head"] == "told" for row in rows.values())
+    assert all(set(row["tasks"]) == {"a"} and row["head"] == "given" for row in rows.values())
     without = with_scale(static_recipe(Recipe.load(recipe), "task_arithmetic", ["b", "c"]), 0.3)
     model = StaticModel(merge(without, tmp_path / "out", folder=recipe.parent))
     answering = open_answering(open_recipe(Recipe.load(recipe), recipe.parent, download=False))

@@ -1,4 +1,4 @@
-"""The studies of routed peers: sizes against the files, work against a count by hand, heads that are told."""
+"""The studies of routed peers: sizes against the files, work against a count by hand, heads that are given."""
 
 import csv
 import json
@@ -89,22 +89,22 @@ def test_a_call_that_does_twice_the_work_takes_about_twice_the_time():
     assert 1.4 < found["twice"] < 2.9
 
 
-# Heads that are told
+# Heads that are given
 
 
 @torch.no_grad()
 def test_a_told_head_answers_after_the_passes_of_the_set_that_was_routed_to(tmp_path_factory):
     bundle = family_bundle(tmp_path_factory.getbasetemp(), "bert")
     model, inputs = massmerge.load(bundle), FAMILIES["bert"].make_inputs(6, seed=2)
-    told = ["a", "b", "c", "c", "b", "a"]
-    pairs = model.outcomes(rows_of(inputs), told, batch_size=4)
+    given = ["a", "b", "c", "c", "b", "a"]
+    pairs = model.outcomes(rows_of(inputs), given, batch_size=4)
     assert [free.task for free, _ in pairs] == [p.task for p in model.predict(rows_of(inputs))]
     assert any(free.task != known.task for free, known in pairs), "or nothing is shown"
     for i, (free, known) in enumerate(pairs):
-        expert = dense_expert(bundle, "bert", [free.task], told[i])
+        expert = dense_expert(bundle, "bert", [free.task], given[i])
         wanted = expert(**{k: v[i : i + 1] for k, v in inputs.items()}).logits[0]
         found = logits_of(known)
-        assert known.task == told[i]
+        assert known.task == given[i]
         assert max(found.values()) == pytest.approx(float(wanted.max()), abs=1e-4)
 
 
@@ -170,8 +170,8 @@ def test_options_of_peers_are_read_as_their_defaults_are():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("smile.rank=4", "no peer 'smile'. Write PEER.OPTION=VALUE; there are smile_1, smile_2, wemoe"),
-        ("smile_1.ranks=4", "smile_1 has no option 'ranks'. There are gate, rank, average_others"),
+        ("smile.rank=4", "no peer 'smile'. Write PEER.OPTION=VALUE; choose from smile_1, smile_2, wemoe"),
+        ("smile_1.ranks=4", "smile_1 has no option 'ranks'. Choose from gate, rank, average_others"),
         ("smile_1.rank", "a whole number from 0 on is wanted"),
         ("smile_1.rank=1.5", "a whole number from 0 on is wanted"),
         ("wemoe.rate=-1", "a number from 0 on is wanted"),
@@ -228,15 +228,15 @@ def test_figures_of_told_heads_are_those_of_the_answers(run, bundle, suite):
             with (suite.parent / f"{task}-test.csv").open() as file:
                 texts, labels = zip(*[(row["text"], row["label"]) for row in csv.DictReader(file)], strict=True)
             pairs = method.outcomes(texts, [task] * len(texts))
-            told = [known.label == label for (_, known), label in zip(pairs, labels, strict=True)]
+            given = [known.label == label for (_, known), label in zip(pairs, labels, strict=True)]
             free = [(a.task, a.label) == (task, label) for (a, _), label in zip(pairs, labels, strict=True)]
-            assert rows[name]["head_told"]["tasks"][task] == pytest.approx(sum(told) / len(told))
+            assert rows[name]["head_given"]["tasks"][task] == pytest.approx(sum(given) / len(given))
             assert rows[name]["head_chosen"]["tasks"][task] == pytest.approx(sum(free) / len(free))
 
 
 def test_the_verdict_of_oracle_is_of_the_told_heads(run):
     result = run("oracle")
-    means = {row["method"]: row["head_told"]["mean"] for row in result["rows"]}
+    means = {row["method"]: row["head_given"]["mean"] for row in result["rows"]}
     assert result["verdict"]["mass_value"] == means["mass"]
     assert result["verdict"]["best_value"] == max(means.values())
     assert (result["verdict"]["why"] != "") == (max(means.values()) > means["mass"])

@@ -5,7 +5,7 @@ import torch
 
 from massmerge import merge
 from massmerge.merging.run import Silent
-from massmerge.routing.separation import delta_cosines, routing_targets, separation, without_common
+from massmerge.routing.separation import delta_cosines, random_adapters, routing_targets, separation, without_common
 from models import FAMILIES, write_recipe, write_shifted
 
 
@@ -93,6 +93,14 @@ def test_tasks_of_one_expert_have_the_first_of_them_as_their_target():
         similarity[i, j] = similarity[j, i] = 0.9999
     similarity[0, 2] = similarity[2, 0] = 0.9  # much alike, and yet another expert
     assert routing_targets(similarity) == [0, 1, 2, 1, 1]
+
+
+def test_adapters_look_random_beside_full_fine_tunes_that_do_not():
+    shared = basis(6, 128, 50)
+    learned = [torch.linalg.qr(torch.cat([shared, basis(6, 128, seed)]).mT)[0].mT for seed in range(2)]
+    found = separation([[*learned, basis(12, 128, 7), basis(12, 128, 8)]])
+    assert random_adapters(found, ["full", "full", "adapter", "adapter"]) == [2, 3]
+    assert random_adapters(found, ["adapter", "adapter", "full", "full"]) == []
 
 
 def test_directions_that_alike_tasks_share_are_taken_out():

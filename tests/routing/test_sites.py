@@ -144,7 +144,7 @@ def test_sites_vote_in_the_order_of_the_pass_and_once_each(sites):
 
 
 def test_an_unknown_site_is_refused_with_those_there_are(sites):
-    with pytest.raises(InputError, match=r"no site 'M9'\. There are A0, O0, M0, D0, A1, O1, M1, D1"):
+    with pytest.raises(InputError, match=r"no site 'M9'\. Choose from A0, O0, M0, D0, A1, O1, M1, D1"):
         choose_sites(sites["bert"], ["M0", "M9"])
 
 

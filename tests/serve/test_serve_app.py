@@ -39,7 +39,8 @@ def test_one_input_and_many_are_answered_in_order(held):
     assert one["model"] == "bundle" and len(one["request_id"]) == 32
     assert one["predictions"] == [
         {
-            "task": "spam", "label": "first", "score": 0.7, "error": None, "explain": None, "selected": ["spam"],
+            "task": "spam", "label": "first", "confidence": None, "score": 0.7, "error": None,
+            "explain": None, "selected": ["spam"],
             "truncated": False,
             "alternatives": [{"task": "spam", "label": "ham", "score": 0.3, "value": None}],
             "labels": None, "scores": None, "value": None,

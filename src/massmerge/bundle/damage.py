@@ -1,22 +1,24 @@
 """Whether the files of a bundle are what its manifest says when it is loaded, and stay so while it answers.
 
 Small files are read once, and compared with their SHA-256 before. To compare the large ones, whose tensors are mapped, takes
-about as long as to load the base: a thread does it in parallel, by CRC-32 before the first answer and by SHA-256 after it.
+longer than to load the base: a thread does it in parallel, by XXH128 before the first answer and by SHA-256 after it.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from typing import BinaryIO
 
 from massmerge.bundle.layout import holds_tensors
 from massmerge.bundle.reader import Bundle
-from massmerge.io.checksums import crc32_of, sha256_of
+from massmerge.io.checksums import sha256_of, xxh128_of
+
+_HEAD_START = 1.0  # seconds that answers have the cores for themselves before SHA-256 begins
+_REST = 4  # times as long as it works, so that it takes a fifth of a core
 
 
 class DamageWatch:
@@ -40,7 +42,7 @@ class DamageWatch:
         self._stamps = {name: _stamp(file) for name, file in self._files.items()}
         bundle.refuse_damage(bundle.damage(sums=first or (lambda name: not holds_tensors(name))))
         self._faults: list[str] = []
-        self._compared = threading.Event()
+        self._compared, self._hurry = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         if first:
             self._compared.set()
@@ -54,6 +56,7 @@ class DamageWatch:
         """
         self._compared.wait()
         if wait and self._thread.ident is not None:
+            self._hurry.set()
             self._thread.join()
         changed = [name for name, file in self._files.items() if _stamp(file) != self._stamps[name]]
         self._bundle.refuse_damage(self._faults + [f"{name}: changed while it was in use" for name in changed])
@@ -66,25 +69,42 @@ class DamageWatch:
 
     def _run(self) -> None:
         try:
-            self._faults = self._differing("crc32", crc32_of) + self._differing("sha256", sha256_of, known="crc32")
+            said = self._bundle.manifest["files"]
+            quick = [name for name in self._files if "xxh128" in said[name]]
+            late = [
+                name for name in self._files if name not in quick
+            ]  # of bundles of before there was a quick checksum
+            self._faults = self._differing(quick, "xxh128", xxh128_of) + self._differing(late, "sha256", sha256_of)
             self._compared.set()
-            if sys.platform == "linux":  # elsewhere the number of a thread could be that of another process
-                with suppress(OSError):
-                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-            self._faults = self._faults or self._differing("sha256", sha256_of)
+            self._hurry.wait(_HEAD_START)
+            self._faults = self._faults or self._differing(quick, "sha256", self._sha256_at_rest)
         except Exception as error:  # a disk that fails; what cannot be read cannot be trusted
             self._faults = [f"cannot be read ({error})"]
         finally:
             self._compared.set()
 
-    def _differing(self, kind: str, sum_of: Callable[[BinaryIO], str], *, known: str | None = None) -> list[str]:
-        """Faults of large files by one kind of checksum; of bundles without it, or without the one `known`, none."""
+    def _sha256_at_rest(self, file: BinaryIO) -> str:
+        """SHA-256, with a rest after each piece unless somebody waits.
+
+        A thread of low priority would not do: on a busy machine it keeps the interpreter's lock while others run.
+        """
+        began = time.perf_counter()
+
+        def rest() -> None:
+            nonlocal began
+            self._hurry.wait(_REST * (time.perf_counter() - began))
+            began = time.perf_counter()
+
+        return sha256_of(file, between=rest)
+
+    def _differing(self, names: list[str], kind: str, sum_of: Callable[[BinaryIO], str]) -> list[str]:
+        """Faults of some large files by one kind of checksum."""
         said = self._bundle.manifest["files"]
-        word = {"crc32": "CRC-32", "sha256": "SHA-256"}[kind]
+        word = {"xxh128": "XXH128", "sha256": "SHA-256"}[kind]
         return [
             f"{name}: its bytes have changed ({word} differs)"
-            for name, file in self._files.items()
-            if kind in said[name] and known not in said[name] and sum_of(file) != said[name][kind]
+            for name in names
+            if sum_of(self._files[name]) != said[name][kind]
         ]
 
 

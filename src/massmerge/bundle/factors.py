@@ -78,11 +78,13 @@ class TaskTensors:
 
     Attributes:
         names: of the tasks.
+        forms: of their experts, `full` or `adapter`.
         targets: for each task the first one with the same expert.
     """
 
     def __init__(self, bundle: Bundle, *, mapped: bool = True) -> None:
         self.names = [task.name for task in bundle.tasks]
+        self.forms = [task.form for task in bundle.tasks]
         self.targets = routing_targets(bundle.similarity)
         self._fetched = [_Fetched(bundle.factors_file(task), mapped) for task in self.names]
         self._tasks = [TaskFile(bundle.headers[n], f) for n, f in zip(self.names, self._fetched, strict=True)]

@@ -45,3 +45,10 @@ def work_folder(target: Path, kind: str = "partial") -> Path:
 def holds_tensors(name: str) -> bool:
     """Whether a file of a bundle is one of the large ones, which stay on disk and are mapped."""
     return name == BASE_WEIGHTS or name.endswith(f"/{FACTORS}")
+
+
+def hub_blobs(folder: Path) -> Path | None:
+    """Where the hub's cache keeps the contents of files, if the folder is a snapshot of that cache."""
+    snapshots = folder.resolve().parent
+    blobs = snapshots.parent / "blobs"
+    return blobs if snapshots.name == "snapshots" and blobs.is_dir() else None

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from massmerge.bundle.layout import FORMAT_VERSION, LOADED, MANIFEST, MOVED, holds_tensors, work_folder
+from massmerge.bundle.layout import CARD, FORMAT_VERSION, LOADED, MANIFEST, MOVED, holds_tensors, hub_blobs, work_folder
 from massmerge.bundle.schema import manifest_fault
 from massmerge.errors import InputError
-from massmerge.io.checksums import crc32_of, file_sha256
+from massmerge.io.checksums import file_sha256, xxh128_of
 from massmerge.io.durable import write_text
 from massmerge.io.tensor_file import read_header
 from massmerge.io.untrusted import CONFIGS, refuse_code
@@ -25,7 +25,7 @@ def write_manifest(folder: Path, data: dict[str, Any]) -> None:
     files = {p.relative_to(folder).as_posix(): {"bytes": p.stat().st_size, "sha256": file_sha256(p)} for p in paths}
     for name in filter(holds_tensors, files):
         with (folder / name).open("rb") as file:
-            files[name]["crc32"] = crc32_of(file)
+            files[name]["xxh128"] = xxh128_of(file)
     sign_manifest(folder, {"format_version": FORMAT_VERSION, **data, "files": files})
 
 
@@ -88,11 +88,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _inside(folder: Path, name: str) -> bool:
-    """Whether a name in a manifest is a path within the folder, after symbolic links too."""
+    """Whether a name in a manifest is a path within the folder, after symbolic links too.
+
+    The hub's cache is the one exception: there a snapshot's files are links to where it keeps the contents of all of them.
+    """
     parts = PurePosixPath(name)
     if parts.is_absolute() or ".." in parts.parts or "\\" in name or "\0" in name:
         return False
-    return (folder / name).resolve().is_relative_to(folder.resolve())
+    place = (folder / name).resolve()
+    return place.is_relative_to(folder.resolve()) or place.parent == hub_blobs(folder)
 
 
 def find_damage(
@@ -104,11 +108,15 @@ def find_damage(
 ) -> list[str]:
     """Files that are not what the manifest says, by size and SHA-256; `progress` is called with each name.
 
-    `sums` tells whether checksums are compared, or which files' are.
+    `sums` tells whether checksums are compared, or which files' are. The card of a bundle in the hub's cache may be another
+    one: cards are edited on the hub, and nothing reads them but people.
     """
     faults = []
+    cached = hub_blobs(folder) is not None
     for name, entry in manifest["files"].items():
         progress(name)
+        if cached and name == CARD:
+            continue
         path = folder / name
         if not path.is_file():
             faults.append(f"{name}: missing")

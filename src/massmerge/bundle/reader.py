@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from massmerge.bundle.download import find_bundle
 from massmerge.bundle.factors import TaskFile
 from massmerge.bundle.layout import (
     BASE,
@@ -55,7 +56,7 @@ class Bundle:
     """A bundle on disk.
 
     Args:
-        path: the folder.
+        path: the folder, or a hub id such as `me/name` or `me/name@revision`.
         check: whether every file's checksum is compared with the manifest's.
 
     Raises:
@@ -63,7 +64,7 @@ class Bundle:
     """
 
     def __init__(self, path: str | Path, *, check: bool = True) -> None:
-        self.path = Path(path)
+        self.path = find_bundle(path)
         self.manifest = read_manifest(self.path)
         if self.manifest.get("method") != "mass":
             opener = auto_class(str(self.manifest.get("base", {}).get("class")))
@@ -156,7 +157,7 @@ class Bundle:
     def task_file(self, task: str) -> TaskFile:
         """A task's factors and whole tensors, as they are stored."""
         if task not in self.headers:
-            raise InputError(f"{self.path}: no task {task!r}. There are {', '.join(self.headers)}.")
+            raise InputError(f"{self.path}: no task {task!r}. Choose from {', '.join(self.headers)}.")
         return TaskFile(self.headers[task])
 
     def factors_file(self, task: str) -> Path:
@@ -198,6 +199,11 @@ class Bundle:
     def router_kind(self) -> str:
         """The router in use: the recipe's, or the one that was fitted last."""
         return str(self.manifest.get("router_kind", self.recipe.router.kind))
+
+    def confidence(self, kind: str) -> dict[str, float] | None:
+        """Constants of a router's confidence, where `mass calibrate` has fitted them."""
+        found: dict[str, float] | None = self.manifest.get("confidence", {}).get(kind)
+        return found
 
     @property
     def takes_images(self) -> bool:

@@ -25,6 +25,7 @@ _NOT_OURS = ("adapter_config.json",)
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Name = Annotated[str, Field(max_length=10_000)]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
 _FileName = Annotated[str, Field(min_length=1, max_length=250)]
 
 
@@ -80,6 +81,7 @@ class _Bundle(_Manifest):
     tasks: Annotated[list[_Task], Field(min_length=1)]
     ranks: dict[_Name, list[_Count]]
     router_kind: _Name | None = None
+    confidence: dict[_Name, dict[_Name, _Number]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _agrees(self) -> _Bundle:

@@ -11,10 +11,12 @@ from typing import Any
 from massmerge.checkpoints.open_clip import named_as_transformers
 from massmerge.checkpoints.stores import HeaderStore, Store, open_file, open_folder, weight_files
 from massmerge.errors import InputError
+from massmerge.io.hub import first_line, split_revision
 from massmerge.io.tensor_file import DTYPES, TensorInfo
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(@[\w./-]+)?")
-_SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
+CARD = "README.md"
+_SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja", CARD]
 PROCESSOR_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
     "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "chat_template.jinja",
@@ -101,8 +103,8 @@ def find_source(text: str, relative_to: Path, *, download: bool) -> Source:
 def _find_on_hub(text: str, path: Path, *, download: bool) -> Source:
     from huggingface_hub import snapshot_download
 
-    repo, _, revision = text.partition("@")
-    options: dict[str, Any] = {"revision": revision or None}
+    repo, revision = split_revision(text)
+    options: dict[str, Any] = {"revision": revision}
     try:
         cached = Path(snapshot_download(repo, local_files_only=True, **options))
         if _has_weights(cached):
@@ -124,7 +126,7 @@ def _find_on_hub(text: str, path: Path, *, download: bool) -> Source:
     except Exception as error:  # the hub's client passes on errors of whatever transport it uses
         raise InputError(
             f"{text}: no such file or folder (looked for {path.resolve()}), and not available from the hub "
-            f"({_first_line(error)}). "
+            f"({first_line(error)}). "
             "Check the path; for a hub id, download it once while online."
         ) from None
 
@@ -157,18 +159,18 @@ def _remote_headers(text: str, filename: str) -> Store:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import NotASafetensorsRepoError
 
-    repo, _, revision = text.partition("@")
+    repo, revision = split_revision(text)
     api = HfApi()
     try:
         if filename == "model.safetensors":
-            files = list(api.get_safetensors_metadata(repo, revision=revision or None).files_metadata.values())
+            files = list(api.get_safetensors_metadata(repo, revision=revision).files_metadata.values())
         else:
-            files = [api.parse_safetensors_file_metadata(repo, filename, revision=revision or None)]
+            files = [api.parse_safetensors_file_metadata(repo, filename, revision=revision)]
     except NotASafetensorsRepoError:
         raise InputError(f"{text}: has only pickled weights, whose shapes cannot be read before a download.") from None
     except Exception as error:  # the hub's client passes on errors of whatever transport it uses
         raise InputError(
-            f"{text}: the header of {filename} is not available from the hub ({_first_line(error)}). "
+            f"{text}: the header of {filename} is not available from the hub ({first_line(error)}). "
             "Download it once, then plan again."
         ) from None
     tensors = {name: info for file in files for name, info in file.tensors.items()}
@@ -176,7 +178,3 @@ def _remote_headers(text: str, filename: str) -> Store:
     if unknown:
         raise InputError(f"{text}: holds tensors of type {', '.join(unknown)}, which cannot be merged.")
     return HeaderStore({n: TensorInfo(tuple(t.shape), DTYPES[str(t.dtype)]) for n, t in tensors.items()})
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

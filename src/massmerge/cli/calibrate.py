@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from massmerge.bundle.download import refuse_hub
 from massmerge.bundle.merge_folder import recover
 from massmerge.bundle.reader import Bundle
 from massmerge.cli.common import counting, print_json, table, verb
@@ -35,6 +36,7 @@ def calibrate(
 
     The bundle uses this router from then on. The routing accuracy to expect is estimated by cross-validation.
     """
+    refuse_hub(bundle)
     refuse_inside(bundle)
     recover(Path(bundle))
     image = Bundle(bundle, check=False).takes_images

@@ -186,6 +186,13 @@ def writing(target: str, place: Path | None = None) -> Iterator[None]:
         raise MassError(f"{target}: cannot be written ({error.strerror or error}).") from None
 
 
+def hub_bars(*, shown: bool) -> None:
+    """Show or hide the bars of the hub's client, which `main` has hidden with those of transformers."""
+    from huggingface_hub import utils
+
+    (utils.enable_progress_bars if shown else utils.disable_progress_bars)()  # type: ignore[attr-defined]
+
+
 @contextmanager
 def counting(quiet: bool, unit: str) -> Iterator[Callable[[str], None]]:
     """A bar without a known end, as a function to call with the name of each step."""

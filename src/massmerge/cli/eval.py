@@ -17,6 +17,7 @@ from massmerge.evaluation.report import Table
 from massmerge.evaluation.results import Evaluation
 from massmerge.evaluation.suite import label_set
 from massmerge.evaluation.summary import confusion_table, facts, mean_table, mistakes, task_table, title_of
+from massmerge.recipe import Unknown
 
 _WIDEST_MATRIX = 12  # tasks; a wider one has no place in a terminal
 _SHOWN_FAILURES = 5
@@ -46,12 +47,13 @@ _SHOWN_FAILURES = 5
     help="Where relative paths of the recipe start; the current folder by default.",
 )
 @click.option("--report", type=click.Path(file_okay=False), help="Write tables, plots and all answers to this folder.")
+@click.option("--card", is_flag=True, help="Put the results into the model card of BUNDLE.")
 @click.option("--dry-run", is_flag=True, help="Show what would be run, and run nothing.")
 @verb
 def eval_(
     bundle: str, suite: str, tasks: tuple[str, ...], split: str | None, limit: int | None, seed: int, router: str | None,
     route: Any, batch_size: int, unknown: tuple[str, ...], cache: str, oracle: bool, experts: bool, folder: str | None,
-    report: str | None, dry_run: bool, as_json: bool, quiet: bool,
+    report: str | None, card: bool, dry_run: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Measure BUNDLE, or a static merge, on the labelled data of SUITE.
 
@@ -73,7 +75,7 @@ def eval_(
     found = evaluate(
         bundle, suite, tasks=tasks, split=split, limit=limit, seed=seed, router=router, route=route,
         batch_size=batch_size, unknown=limits, cache=cache, oracle=oracle, experts=experts, folder=folder,
-        report=report, progress=progress,
+        report=report, card=card, progress=progress,
     )  # fmt: skip
     if as_json:
         print_json(found.to_dict())
@@ -93,8 +95,8 @@ def _limits(given: tuple[str, ...]) -> dict[str, float] | None:
             found[kind] = float(limit)
         except ValueError:
             equals = ""
-        if not equals or kind not in ("lift", "agreement"):
-            raise InputError(f"{entry!r}: write --unknown lift=NUMBER or --unknown agreement=NUMBER.")
+        if not equals or kind not in Unknown.model_fields:
+            raise InputError(f"{entry!r}: write --unknown LIMIT=NUMBER; limits are {', '.join(Unknown.model_fields)}.")
     return found or None
 
 

@@ -9,7 +9,7 @@ import click
 from massmerge.cli.common import escaped, print_json, table, verb
 from massmerge.errors import InputError
 from massmerge.io.rows import read_inputs
-from massmerge.model.explain import Explanation, answer_in_words, plot_explanation
+from massmerge.model.explain import Explanation, answer_in_words, confidence_in_words, plot_explanation
 from massmerge.model.explain import explain as explain_input
 from massmerge.model.load import load
 
@@ -62,11 +62,20 @@ def describe(found: Explanation) -> str:
         bar = "█" * round(weight * _WIDTH) + "·" * (_WIDTH - round(weight * _WIDTH))
         rows.append([name, "" if residual is None else f"{residual:.3f}", f"{weight:.3f}", bar, mark])
     parts.append(table(["task", "residual", "weight", "", ""], rows))
-    evidence = [f"voters: {routing.site}"]
+    evidence = []
+    if prediction.confidence is not None:
+        evidence.append(confidence_in_words(prediction))
+    evidence.append(f"voters: {routing.site}")
+    if routing.margin is not None:
+        evidence.append(
+            f"margin: the best task leads the next by {routing.margin:.2f} standard deviations over the tasks"
+        )
     if routing.lift is not None:
-        evidence.append(f"the best task holds {routing.lift:.2f} times what a random subspace of its size would")
+        evidence.append(f"lift: the best task holds {routing.lift:.2f} times what a random subspace of its size would")
     if routing.agreement is not None:
         evidence.append(f"agreement of the voters: {routing.agreement:.0%}")
+    if routing.typicality is not None:
+        evidence.append(f"typicality: {routing.typicality:.0%} of the tasks' own inputs are less typical")
     if routing.confidences:
         asked = ", ".join(f"{task} {sure:.2f}" for task, sure in routing.confidences.items())
         evidence.append(f"unclear, so several tasks answered; confidence of their heads: {asked}")

@@ -35,6 +35,8 @@ VERBS = {
     "study": "Run the study NAME, or all, on the labelled data of SUITE.",
     "export": "Write tasks of BUNDLE to the folder TARGET in a format that other software reads.",
     "head": "Make a head for the class names in the file CLASSES with the text tower of BASE, and write it to OUT.",
+    "push": "Upload BUNDLE to the hub as REPO (me/name).",
+    "pull": "Download REPO (me/name or me/name@revision) from the hub, to FOLDER or to the hub's cache.",
     "serve": "Serve BUNDLE over HTTP: an API with batching at /v1/predict, a page at /, a description at /docs.",
     "demo": "Show what mass does: merge real experts, evaluate the bundle, explain answers (a minute).",
 }

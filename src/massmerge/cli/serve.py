@@ -124,11 +124,12 @@ def serve(bundle: Path, api_key_file: Path | None, as_json: bool, quiet: bool, *
         from massmerge.serve.settings import ServiceSettings, read_api_key
     except ImportError as error:
         raise MassError(f"serving needs {error.name}: pip install 'massmerge[serve]'") from None
-    Bundle(bundle, check=False)  # anything else is refused before the service starts
+    opened = Bundle(bundle, check=False)  # anything else is refused before the service starts
+    options["name"] = options["name"] or Path(str(bundle).partition("@")[0]).resolve().name
     if options["max_items"] > options["queue"]:
         raise InputError("--max-items is more than --queue: such a request could never be answered.")
     key = read_api_key(api_key_file) if api_key_file else None
-    settings = ServiceSettings(bundle, api_key=key, **options)
+    settings = ServiceSettings(opened.path, api_key=key, **options)
     verbose = logging.getLogger().isEnabledFor(logging.INFO)
     set_up_logs(settings.log_format, logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
     listener = bind(settings)

@@ -18,8 +18,10 @@ from massmerge.cli.common import escaped, plural, writing
 from massmerge.errors import InputError, MassError
 from massmerge.model.answers import Prediction
 
-_COLUMNS = ("input", "task", "label", "score", "weight", "runner_up", "error", "labels", "scores", "value")
-_NUMBERS = ("score", "weight", "value")
+_COLUMNS = (
+    "input", "task", "label", "confidence", "score", "weight", "runner_up", "error", "labels", "scores", "value",
+)  # fmt: skip
+_NUMBERS = ("confidence", "score", "weight", "value")
 FORMATS = ("table", "jsonl", "csv", "parquet")
 _STREAMS = ("/dev/std", "/dev/fd/", "/proc/")  # may be regular files, but someone else has opened them
 
@@ -41,6 +43,7 @@ def flat(name: str, prediction: Prediction) -> dict[str, Any]:
         "input": name,
         "task": prediction.task,
         "label": prediction.label,
+        "confidence": prediction.confidence,
         "score": prediction.score,
         "weight": weight,
         "runner_up": f"{second.task}/{second.label}" if second else None,
@@ -60,7 +63,7 @@ class TableWriter:
     def write(self, name: str, prediction: Prediction) -> None:
         """One line; the header before the first."""
         if not self._begun:
-            click.echo(click.style(f"{'task':<16} {'label':<20} {'score':>6}  {'weight':>6}  input", bold=True))
+            click.echo(click.style(f"{'task':<16} {'label':<20} {'confidence':>10}  {'score':>6}  input", bold=True))
             self._begun = True
         row = flat(name, prediction)
         if prediction.error:
@@ -71,9 +74,9 @@ class TableWriter:
         if prediction.labels is not None:
             shown, scores = ", ".join(prediction.labels) or "no label", prediction.scores or []
         score = ", ".join(f"{one:.3f}" for one in scores if one is not None)
-        weight = "" if row["weight"] is None else f"{row['weight']:.3f}"
+        sure = "" if row["confidence"] is None else f"{row['confidence']:.3f}"
         task = f"{row['task']:<16}" if row["task"] else click.style(f"{'unknown':<16}", fg="yellow")
-        click.echo(f"{task} {shown:<20} {score:>6}  {weight:>6}  {name}")
+        click.echo(f"{task} {shown:<20} {sure:>10}  {score:>6}  {name}")
 
 
 class JsonLinesWriter:

@@ -187,7 +187,7 @@ def read_suite(
     absent = [task for task in suite.tasks if task not in known]
     if absent:
         raise InputError(
-            f"the bundle has no task {', '.join(map(repr, absent))} with labels; there are {', '.join(known) or 'none'}. "
+            f"the bundle has no task {', '.join(map(repr, absent))} with labels; choose from {', '.join(known) or 'none'}. "
             "Rename it in the suite, merge a bundle with it, or choose tasks by --task."
         )
     found: dict[str, TaskData] = {}

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from massmerge.errors import InputError
+from massmerge.evaluation.card import refuse_card, write_results
 from massmerge.evaluation.experts import Experts, open_experts
 from massmerge.evaluation.metrics import shared_groups
+from massmerge.evaluation.predictions import is_right
 from massmerge.evaluation.prepared import PreparedEvaluation, prepare_evaluation
+from massmerge.evaluation.reliability import Reliability, reliability
 from massmerge.evaluation.report import require_matplotlib
 from massmerge.evaluation.results import BundleSizes, Evaluation, RowResult, TaskResult, count_routes, count_sets
 from massmerge.evaluation.run import Progress, run_experts, run_known, run_stream, silent
@@ -41,6 +44,7 @@ def evaluate(
     folder: str | Path | None = None,
     suite_folder: str | Path | None = None,
     report: str | Path | None = None,
+    card: bool = False,
     progress: Progress = silent,
 ) -> Evaluation:
     """Measure a bundle, or a static merge, on the labelled data of a suite.
@@ -66,6 +70,7 @@ def evaluate(
         folder: what the recipe's relative paths start from, with `experts`; the current folder by default.
         suite_folder: what the suite's relative paths start from; its own folder if a path is given.
         report: folder that gets tables, plots, figures and all answers; answers of experts are kept there.
+        card: also put the results into the model card of the bundle, which must be a folder.
         progress: wraps iterables whose items take time.
 
     Raises:
@@ -78,6 +83,8 @@ def evaluate(
         raise InputError("generative bundles route each prompt by itself: use route='input'.")
     if report is not None:
         require_matplotlib()
+    if card:
+        refuse_card(bundle)
     if ready.static is not None:
         _refuse_routing(ready.static, {"router": router, "unknown": unknown}, route, oracle=oracle)
     opened = _open_experts(ready, folder) if experts else None
@@ -107,6 +114,8 @@ def evaluate(
     found = collect(ready, rows, timings, name=name, options=options)
     if report is not None:
         write_evaluation(found, Path(report))
+    if card and isinstance(bundle, str | Path):
+        write_results(Path(bundle), found)
     return found
 
 
@@ -166,7 +175,24 @@ def collect(
         (*ready.notes, *_static_notes(ready), *_notes(results, ready.suite, options)),
         datetime.now(UTC).isoformat(timespec="seconds"),
         tuple(rows), {task: [data.row_name(i) for i in range(len(data))] for task, data in ready.data.items()},
+        None if ready.static else _reliability(rows, results, groups, writes=ready.writes),
     )  # fmt: skip
+
+
+def _reliability(
+    rows: list[RowResult], results: tuple[TaskResult, ...], groups: dict[str, int], *, writes: bool
+) -> Reliability | None:
+    """What the confidences of the answers are worth; those of texts speak of the task alone."""
+    numbers = {result.task for result in results if result.metric == "spearman"}
+    kept = [
+        row for row in rows if row.confidence is not None and row.given.task and (writes or row.task not in numbers)
+    ]
+    if not kept:
+        return None
+    right = [row.routed == row.task if writes else is_right(row, groups) for row in kept]
+    measured = [result.reference for result in results if result.metric == "accuracy" and result.reference]
+    reference = sum(measured) / len(measured) if len(measured) == len(results) and not writes else None
+    return reliability([row.confidence or 0.0 for row in kept], right, [row.task for row in kept], reference)
 
 
 def _static_notes(ready: PreparedEvaluation) -> Iterator[str]:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from massmerge.evaluation.drawing import BLUE, FAINT, GREEN, INK, ORANGE, QUIET, new_figure, plain
+from massmerge.evaluation.drawing import BLUE, FAINT, GREEN, INK, ORANGE, PALE, QUIET, new_figure, plain, quiet_axes
+from massmerge.evaluation.reliability import Reliability
 from massmerge.evaluation.results import Confusion
 
 _LEAST_AXES = 3  # a radar of two tasks is a line
@@ -158,4 +159,34 @@ def residual_histograms(found: Mapping[str, tuple[NDArray[np.float64], NDArray[n
     figure.tight_layout(rect=(0, 0.0, 1, 1 - 0.35 / (1.75 * lines + 0.9)))
     words = "residual (less is better); beside each name: share of rows where the own task's is the least"
     figure.text(0.5, 0.0, words, ha="center", va="top", fontsize=9, color=QUIET)
+    return figure
+
+
+def reliability(found: Reliability) -> Any:
+    """Accuracy by confidence beside its ideal, how many answers have which, and accuracy against coverage."""
+    figure = new_figure(9.6, 4.4)
+    left, right = figure.subplots(1, 2, gridspec_kw={"wspace": 0.28})
+    middles = [(one.low + one.high) / 2 for one in found.bins]
+    widths = [0.92 * (one.high - one.low) for one in found.bins]
+    left.bar(middles, [one.share for one in found.bins], widths, color=PALE, label="share of the answers", zorder=2)
+    left.plot([0, 1], [0, 1], color=QUIET, linewidth=1.2, linestyle=(0, (4, 3)), label="ideal", zorder=3)
+    dots = ([one.confidence for one in found.bins], [one.accuracy for one in found.bins])
+    left.plot(*dots, color=BLUE, linewidth=2, marker="o", markersize=5, label="accuracy", zorder=4)
+    left.set_xlim(0, 1)
+    left.set_ylim(0, 1.02)
+    quiet_axes(left, "accuracy, share", "confidence")
+    left.legend(loc="upper left", frameon=False, fontsize=9)
+    left.set_title(f"calibration error {found.calibration_error:.3f}", fontsize=10, loc="right", color=QUIET)
+    coverage, accuracy = zip(*found.curve, strict=True)
+    right.plot([100 * share for share in coverage], [100 * share for share in accuracy], color=BLUE, linewidth=2)
+    marked = {float(name.rstrip("%")): 100 * share for name, share in found.accuracy_at.items()}
+    right.scatter(marked.keys(), marked.values(), color=BLUE, s=26, zorder=4)
+    for place, value in marked.items():
+        right.annotate(
+            f"{value:.1f}", (place, value), (0, 8), textcoords="offset points", ha="center", fontsize=9, color=INK
+        )
+    low = min(*marked.values(), *(100 * share for share in accuracy))
+    right.set_xlim(0, 104)
+    right.set_ylim(max(0.0, low - 5), min(104.0, 100 + 0.15 * (105 - low)))
+    quiet_axes(right, "accuracy of these, %", "surest answers, % of all")
     return figure

@@ -45,6 +45,7 @@ def _predictions(found: Evaluation) -> Iterator[dict[str, Any]]:
             "answered_task": row.given.task,
             "answered_label": _shown(row.given.label),
             "score": row.given.score,
+            "confidence": row.confidence,
             "right": None if row.task in numbers else is_right(row, {}),
             "right_shared": None if row.task in numbers else is_right(row, groups),
             "selected": " ".join(row.selected),

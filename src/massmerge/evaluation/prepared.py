@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from massmerge.bundle.download import find_bundle
 from massmerge.bundle.manifest import read_manifest
 from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
@@ -87,8 +88,10 @@ def prepare_evaluation(
         raise InputError("seed must be at least 0.")
     given, start = suite_and_folder(suite, folder)
     opened = static = None
-    if isinstance(bundle, str | Path) and read_manifest(Path(bundle)).get("method") != "mass":
-        bundle = static = StaticFolder(bundle)
+    if isinstance(bundle, str | Path):
+        bundle = find_bundle(bundle)
+        if read_manifest(bundle).get("method") != "mass":
+            bundle = static = StaticFolder(bundle)
     if isinstance(bundle, str | Path):
         opened = Bundle(bundle, check=False)
         names = [task.name for task in opened.tasks]

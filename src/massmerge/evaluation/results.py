@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from massmerge.evaluation.metrics import Figure, Given, Mean
+from massmerge.evaluation.reliability import Reliability
 from massmerge.evaluation.suite import Metric
 
 UNKNOWN, FAILED = "unknown", "failed"
@@ -32,6 +33,8 @@ class RowResult:
     """The answer with the task given."""
     expert: Given = _NONE
     """The answer of the task's own expert."""
+    confidence: float | None = None
+    """How sure the answer was."""
 
     @property
     def routed(self) -> str:
@@ -131,6 +134,8 @@ class Evaluation:
     """Every row, in the order of the stream."""
     names: dict[str, list[str]] = field(repr=False)
     """How the rows of each task are called."""
+    reliability: Reliability | None = None
+    """What the confidences are worth; none where answers have none, or are numbers."""
 
     @property
     def failures(self) -> list[tuple[str, str]]:
@@ -158,6 +163,7 @@ class Evaluation:
             "tasks": tasks,
             "means": {name: mean._asdict() for name, mean in self.means.items()},
             "confusion": asdict(self.confusion),
+            "reliability": None if self.reliability is None else self.reliability.to_dict(),
             "set_sizes": {str(size): count for size, count in self.set_sizes.items()},
             "timings": self.timings,
             "sizes": None if self.sizes is None else {**asdict(self.sizes), "ratio": self.sizes.ratio},

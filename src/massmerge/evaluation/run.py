@@ -84,8 +84,9 @@ def _answers(
     for one in model.generate_many(items, on_error="row", **options, **ready.suite.generate):
         given = written(one.task, one.text)
         yield Prediction(
-            given.task, given.label, given.score, routing=one.routing, timings=one.timings, error=one.error
-        )
+            given.task, given.label, given.score, routing=one.routing, timings=one.timings, error=one.error,
+            confidence=one.confidence,
+        )  # fmt: skip
 
 
 def _like_lengths(order: list[tuple[str, int]], ready: PreparedEvaluation, window: int) -> list[tuple[str, int]]:
@@ -104,7 +105,8 @@ def _row(ready: PreparedEvaluation, task: str, place: int, answer: Prediction) -
     # A static merge routes nothing: the head that answers is whose task it found.
     selected = tuple(routing.selected) if routing else tuple([answer.task] if answer.task else [])
     label = ready.data[task].labels[place]
-    return RowResult(task, place, label, given_of(answer), selected, residuals, answer.error)
+    sure = answer.confidence
+    return RowResult(task, place, label, given_of(answer), selected, residuals, answer.error, confidence=sure)
 
 
 def run_known(

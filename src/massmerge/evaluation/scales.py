@@ -79,7 +79,10 @@ def choose_scale(
         model.load_weights(rescale(scale))
         return mean_figure(
             given,
-            {task: (rows.labels, _told_answers(model, task, rows, given.generate)) for task, rows in data.items()},
+            {
+                task: (rows.labels, _answers_with_the_task(model, task, rows, given.generate))
+                for task, rows in data.items()
+            },
         )
 
     choice = best_scale(grid, figure, progress)
@@ -159,7 +162,7 @@ def mean_figure(suite: Suite, answers: Mapping[str, tuple[Sequence[str], Sequenc
     return float(np.mean(found))
 
 
-def _told_answers(model: StaticModel, task: str, rows: TaskData, generate: dict[str, Any]) -> list[Given]:
+def _answers_with_the_task(model: StaticModel, task: str, rows: TaskData, generate: dict[str, Any]) -> list[Given]:
     """What a task's own head says to its rows, or what is written; nothing to those that cannot be read."""
     readable = [i for i in range(len(rows)) if not isinstance(rows.inputs[i], Exception)]
     order = sorted(readable, key=rows.inputs.size)

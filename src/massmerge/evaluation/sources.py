@@ -134,7 +134,7 @@ class DatasetSource:
         for column in (*self._columns, self._label):
             if column not in rows.column_names:
                 there = ", ".join(map(repr, rows.column_names))
-                raise InputError(f"{self.where}: no column {column!r}; there are {there}.")
+                raise InputError(f"{self.where}: no column {column!r}; available: {there}.")
         # A list of labels is by number: then the dataset's own names do not matter.
         kind = rows.features[self._label]
         names = None if isinstance(task.labels, list) else getattr(getattr(kind, "feature", kind), "names", None)

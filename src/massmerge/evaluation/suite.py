@@ -265,7 +265,7 @@ class Suite(Section):
         unknown = [task for task in tasks or () if task not in self.tasks]
         if unknown:
             raise InputError(
-                f"no task {', '.join(map(repr, unknown))} in the suite. There are {', '.join(self.tasks)}."
+                f"no task {', '.join(map(repr, unknown))} in the suite. Choose from {', '.join(self.tasks)}."
             )
         chosen = {name: task for name, task in self.tasks.items() if not tasks or name in tasks}
         return self.model_copy(update={"tasks": chosen})

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from massmerge.evaluation import plots
 from massmerge.evaluation.metrics import Figure
 from massmerge.evaluation.predictions import write_predictions
+from massmerge.evaluation.reliability import Reliability
 from massmerge.evaluation.report import Heading, Items, Numbers, Part, Picture, Table, Text, write_report
 from massmerge.evaluation.results import Evaluation
 from massmerge.io.durable import write_text
@@ -123,6 +124,10 @@ def facts(found: Evaluation) -> Iterator[tuple[str, str]]:
         if size
     ]
     abstained, failed = sum(t.abstained for t in found.tasks), sum(t.failed for t in found.tasks)
+    if found.reliability is not None:
+        at = ", ".join(f"{name.replace('%', ' %')}: {percent(v)}" for name, v in found.reliability.accuracy_at.items())
+        error = found.reliability.calibration_error
+        yield "confidence", f"expected calibration error {error:.3f}; accuracy of the surest {at}"
     if found.routes:
         yield "selected sets", ", ".join(sizes) or "none"
         yield "abstained", f"{abstained:,} of {total:,} rows"
@@ -138,6 +143,20 @@ def facts(found: Evaluation) -> Iterator[tuple[str, str]]:
             f"{kind} {sizes_of.bundle / 1e6:.1f} MB, {sizes_of.ratio:.2f} times the base ({sizes_of.base / 1e6:.1f} MB); "
             f"heads {sizes_of.heads / 1e6:.2f} MB more",
         )
+
+
+def reliability_table(found: Reliability) -> Table:
+    """Accuracy of the surest answers."""
+    headers = ["surest answers", "accuracy", *(["normalised"] if found.normalised_at else [])]
+    rows = [
+        [
+            name.replace("%", " %"),
+            percent(value),
+            *([percent(found.normalised_at[name])] if found.normalised_at else []),
+        ]
+        for name, value in found.accuracy_at.items()
+    ]
+    return Table(headers, rows)
 
 
 def title_of(found: Evaluation) -> str:
@@ -183,6 +202,7 @@ def report_parts(found: Evaluation) -> list[Part]:
     if residuals:
         caption = "Residuals of each task's rows: of their own task, and the lowest of all others."
         parts.append(Picture("residuals", caption, plots.residual_histograms(residuals)))
+    parts += _confidence_parts(found.reliability) if found.reliability else []
     parts += [Heading("Costs and sets"), Items([f"{name}: {words}" for name, words in facts(found)])]
     if found.failures:
         shown = [f"`{name}`: {error}" for name, error in found.failures[:_SHOWN_FAILURES]]
@@ -202,6 +222,20 @@ def _routing_parts(found: Evaluation) -> list[Part]:
         Heading("Routing"),
         Picture("confusion", "Where the rows of each task were routed.", plots.confusion(found.confusion)),
         Items(wrong) if wrong else Text("Every row was routed to its own task."),
+    ]
+
+
+def _confidence_parts(found: Reliability) -> list[Part]:
+    words = (
+        f"Expected calibration error: {found.calibration_error:.3f}, over {found.rows:,} answers in ten bins. "
+        "0 means that of the answers with a confidence of 80 %, 80 % are correct. Each task counts alike."
+    )
+    caption = "Left: accuracy of answers by confidence. Right: accuracy if only the surest answers are given."
+    return [
+        Heading("Confidence"),
+        Text(words),
+        reliability_table(found),
+        Picture("reliability", caption, plots.reliability(found)),
     ]
 
 

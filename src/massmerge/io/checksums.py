@@ -1,11 +1,14 @@
-"""Checksums of files, read in pieces."""
+"""Checksums of files."""
 
 from __future__ import annotations
 
 import hashlib
-import zlib
+import mmap
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
+
+import xxhash
 
 _CHUNK = 1 << 20
 
@@ -16,19 +19,27 @@ def file_sha256(path: Path, start: bytes = b"") -> str:
         return sha256_of(file, start)
 
 
-def sha256_of(file: BinaryIO, start: bytes = b"") -> str:
-    """SHA-256 of an open file, read from its start in pieces, or of some bytes and the file after them."""
+def sha256_of(file: BinaryIO, start: bytes = b"", between: Callable[[], object] = lambda: None) -> str:
+    """SHA-256 of an open file, read from its start in pieces, or of some bytes and the file after them.
+
+    Args:
+        file: the file.
+        start: the bytes.
+        between: called after each piece.
+    """
     digest = hashlib.sha256(start)
     file.seek(0)
     while chunk := file.read(_CHUNK):
         digest.update(chunk)
+        between()
     return digest.hexdigest()
 
 
-def crc32_of(file: BinaryIO) -> str:
-    """CRC-32 of an open file: finds accidents in half the time that SHA-256 takes."""
-    found = 0
-    file.seek(0)
-    while chunk := file.read(_CHUNK):
-        found = zlib.crc32(chunk, found)
-    return f"{found:08x}"
+def xxh128_of(file: BinaryIO) -> str:
+    """XXH128 of an open file: finds accidents in a tenth of the time that SHA-256 takes.
+
+    One call takes the whole file, and other threads run during it. With a call for each piece of it, this thread would wait
+    for the interpreter as often.
+    """
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        return xxhash.xxh128_hexdigest(mapped)

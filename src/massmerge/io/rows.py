@@ -251,4 +251,4 @@ def _first_missing(columns: Iterable[str], there: Iterable[str]) -> str | None:
 
 
 def _no_column(column: str, there: Iterable[str]) -> InputError:
-    return InputError(f"no column {column!r}; there are {', '.join(map(repr, there)) or 'none'}.")
+    return InputError(f"no column {column!r}; available: {', '.join(map(repr, there)) or 'none'}.")

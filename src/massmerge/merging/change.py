@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError, field_validator
 
+from massmerge.bundle.download import refuse_hub
 from massmerge.bundle.merge_folder import recover
 from massmerge.bundle.reader import Bundle
 from massmerge.bundle.watched_files import SourceFiles
@@ -199,9 +200,9 @@ def prepare_removal(bundle: str | Path, tasks: str | Sequence[str], *, workers: 
     names = [task.name for task in opened.tasks]
     unknown = sorted(gone - set(names))
     if unknown:
-        raise InputError(f"{bundle}: no task {', '.join(unknown)}. There are {', '.join(names)}.")
+        raise InputError(f"{bundle}: no task {', '.join(unknown)}. Choose from {', '.join(names)}.")
     if not gone:
-        raise InputError(f"no tasks given. There are {', '.join(names)}.")
+        raise InputError(f"no tasks given. Choose from {', '.join(names)}.")
     left = tuple(name for name in names if name not in gone)
     if not left:
         raise InputError(f"{bundle}: no task would be left. Delete the folder instead.")
@@ -232,6 +233,7 @@ def _joined(groups: list[list[str]]) -> list[list[str]]:
 
 def _open(bundle: str | Path) -> tuple[Bundle, SourceFiles]:
     """The bundle, whose every file is looked at: damage must not be carried over under new checksums."""
+    refuse_hub(bundle)
     recover(Path(bundle))
     files = SourceFiles.of_bundle(Path(bundle))
     return Bundle(bundle), files

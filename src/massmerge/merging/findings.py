@@ -12,7 +12,7 @@ from massmerge.errors import Problem
 from massmerge.io.tensor_file import read_tensor
 from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.routing.projection import of_common_rank, site_basis
-from massmerge.routing.separation import Separation, delta_cosines, routing_targets, separation
+from massmerge.routing.separation import Separation, delta_cosines, random_adapters, routing_targets, separation
 from massmerge.routing.sites import Site, voting_sites
 
 
@@ -95,12 +95,9 @@ def _poor_subspaces(names: list[str], forms: list[str], found: Separation) -> It
         adapters = all(forms[i] == "adapter" for pair in pairs for i in pair)
         cause = "adapters trained from one random start" if adapters else "experts trained on similar inputs"
         yield _warning(f"updates change the same directions, {shown}{more}, as those of {cause} do")
-    full = [i for i in range(count) if forms[i] == "full"]
-    if len(full) > 1 and all(found.random(i) for i in full):
-        return  # experts with random weights, as examples and tests have them: nothing here was learned from inputs
-    lost = [names[i] for i in range(count) if forms[i] == "adapter" and found.random(i)]
+    lost = [names[i] for i in random_adapters(found, forms)]
     if lost:
-        beside = " Full fine-tunes beside them take most of their inputs." if full else ""
+        beside = " Full fine-tunes beside them take many of their inputs." if "full" in forms else ""
         yield _warning(
             f"updates of {', '.join(lost)} change directions that look random, as those of adapters with random starts of "
             "their own do",

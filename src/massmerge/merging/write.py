@@ -19,7 +19,7 @@ from massmerge.checkpoints.expert_tensors import finite
 from massmerge.errors import InputError
 from massmerge.io.tensor_file import TensorInfo, read_bytes, read_tensor, tensor_bytes, write_stream, write_tensors
 from massmerge.io.untrusted import GENERATION_CONFIG
-from massmerge.merging.card import bundle_card
+from massmerge.merging.card import bundle_card, terms_of_all
 from massmerge.merging.heads import write_head
 from massmerge.merging.heads.sources import write_json
 from massmerge.merging.open_recipe import OpenedRecipe
@@ -48,10 +48,14 @@ def assemble_bundle(prepared: OpenedRecipe, work: MergeFolder, fingerprint: str)
     (out / RECIPE).write_text(recipe.dump(), encoding="utf-8", newline="\n")
     ranks = _ranks(prepared, work)
     (out / CARD).write_text(bundle_card(prepared, ranks), encoding="utf-8", newline="\n")
+    base_terms, terms = terms_of_all(prepared)
     tasks = [
-        {"name": t.name, "source": t.source, "revision": t.revision, "form": t.form, "head": t.head} for t in plan.tasks
+        {"name": t.name, "source": t.source, "revision": t.revision, "form": t.form, "head": t.head}
+        | terms[t.name].to_dict()
+        for t in plan.tasks
     ]
     base = {"class": plan.base_class, "source": plan.base, "revision": plan.base_revision, "bytes": plan.sizes.base}
+    base |= base_terms.to_dict()
     if recipe.merge.base == "by_reference":
         base |= {"location": _location(prepared.base.source), "sha256": base_sha256(prepared.base)}
     write_manifest(out, {**common(prepared, fingerprint), "base": base, "tasks": tasks, "ranks": ranks})

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from massmerge.errors import InputError, MassError
 from massmerge.model.inputs import CutRow
-from massmerge.recipe import AnswerOptions, ProblemType
+from massmerge.recipe import AnswerOptions, ProblemType, Unknown
+from massmerge.routing.confidence import DATA_FREE, ConfidenceRule, label_confidence
 
 _PASSES = 0.5  # probability of a label of a multi-label head above which it is given
 
@@ -37,6 +38,21 @@ class Routing:
     """How far the best task is ahead of the next, in standard deviations over the tasks, the mean over voters."""
     confidences: dict[str, float] = field(default_factory=dict)
     """Where several candidates answered an unclear input: how sure the head of each was."""
+    probabilities: dict[str, float] = field(default_factory=dict)
+    """How probable it is that each task is the right one; they add up to 1. Empty where the method cannot tell."""
+
+    typicality: float | None = None
+    """About which share of the tasks' own inputs is less typical of the tasks; of a calibrated bundle only."""
+
+    @property
+    def confidence(self) -> float | None:
+        """The probability that the best task is the right one."""
+        best = (
+            self.selected[0]
+            if self.selected
+            else max(self.probabilities, key=self.probabilities.__getitem__, default=None)
+        )
+        return None if best is None else self.probabilities.get(best)
 
     @property
     def ranks(self) -> dict[str, int]:
@@ -67,6 +83,10 @@ class Prediction:
     label: str | None = None
     """The best label; of a regression head the name of its output. None where no label of a multi-label head passes."""
     score: float | None = None
+    """The head's own probability of the label."""
+    confidence: float | None = field(default=None, kw_only=True)
+    """The probability that task and label are both right. Where the model abstained because it was too low, that of the
+    answer it would have been."""
     logit: float | None = None
     alternatives: list[Answer] = field(default_factory=list)
     """The next best labels, over all heads of the selected set."""
@@ -94,6 +114,8 @@ class Generation:
 
     task: str | None
     """The best task of the selected set; None where the model abstained, or the prompt could not be read."""
+    confidence: float | None = field(default=None, kw_only=True)
+    """The probability that the task is right; nothing is said of the text."""
     text: str | None = None
     """None without a tokenizer too, for prompts that were ready tensors."""
     tokens: list[int] = field(default_factory=list)
@@ -148,6 +170,7 @@ def make_prediction(
     options: AnswerOptions,
     top: int,
     routing: Routing | None = None,
+    rule: ConfidenceRule = DATA_FREE,
 ) -> Prediction:
     """The answer of a selected set: the best label over its heads, with all that pass where that is a multi-label head's.
 
@@ -159,6 +182,7 @@ def make_prediction(
         options: by which score labels of different heads are compared.
         top: how many answers, the best included.
         routing: how the set was found.
+        rule: how probabilities become a confidence.
     """
     if not logits:
         names = ", ".join(routing.selected if routing else ())
@@ -170,13 +194,46 @@ def make_prediction(
         return Prediction(None, routing=routing, error=f"{names} gives NaN or infinity for this input, so no answer.")
     ranked = rank_answers(logits, labels, problems, weights, options, top)
     best, *others = ranked
-    if problems[best.task] != "multi_label_classification":
-        return Prediction(best.task, best.label, best.score, best.logit, others, routing, value=best.value)
+    several = problems[best.task] == "multi_label_classification"
+    # A number is right or wrong by how near it is, of which nothing is known: the task alone counts.
+    sure = 1.0 if best.score is None else label_confidence(best.score, rule)
+    if several:
+        sure = math.prod(label_confidence(max(p, 1 - p), rule) for p in logits[best.task].sigmoid().tolist())
+    if routing is not None and routing.probabilities:
+        sure *= routing.probabilities[best.task]
+    if not several:
+        return Prediction(
+            best.task, best.label, best.score, best.logit, others, routing, value=best.value, confidence=sure
+        )
     passed = passing(logits[best.task].sigmoid().tolist(), labels[best.task])
-    found: dict[str, Any] = {"routing": routing, "labels": list(passed), "scores": list(passed.values())}
+    found: dict[str, Any] = {
+        "routing": routing, "labels": list(passed), "scores": list(passed.values()), "confidence": sure,
+    }  # fmt: skip
     if not passed:
         return Prediction(best.task, alternatives=ranked, **found)
     return Prediction(best.task, best.label, best.score, best.logit, others, **found)
+
+
+def or_unclear(answer: Prediction, limit: float) -> Prediction:
+    """An answer; one of less confidence than the limit becomes that of no task, unless the task was given."""
+    routing, sure = answer.routing, answer.confidence
+    if (
+        sure is None or sure >= limit or routing is None or not routing.residuals
+    ):  # without residuals the task was given
+        return answer
+    return Prediction(None, confidence=sure, routing=replace(routing, selected=[]), timings=answer.timings)
+
+
+def clear(routing: Routing, limit: float) -> Routing:
+    """A routing; with an empty set where its confidence is below the limit, unless the task was given."""
+    sure = routing.confidence
+    return replace(routing, selected=[]) if sure is not None and sure < limit and routing.residuals else routing
+
+
+def typical_or_none(routing: Routing, typicality: float, unknown: Unknown) -> Routing:
+    """A routing of an input that is so typical of the tasks; with an empty set where that is below the limit."""
+    selected = routing.selected if typicality >= unknown.typicality else []
+    return replace(routing, typicality=typicality, selected=selected)
 
 
 def passing(probabilities: Iterable[float], labels: Iterable[str]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from massmerge.bundle.download import refuse_hub
 from massmerge.bundle.layout import LEFT_OVER, MANIFEST, ROUTER
 from massmerge.bundle.manifest import read_manifest, sign_manifest
 from massmerge.bundle.merge_folder import recover
@@ -95,6 +96,7 @@ def calibrate(
     """
     if kind not in KINDS:
         raise InputError(f"kind is one of {', '.join(KINDS)}, not {kind!r}.")
+    refuse_hub(path)
     path = Path(path)
     recover(path)
     read_manifest(path)  # what is no bundle gets no folder beside it
@@ -140,7 +142,7 @@ def _seen(model: Model, chosen: dict[str, list[Any]], step: Step) -> Iterator[Se
     stages = model.stages
     for look in (stages.first, stages.second):
         if look is not None:
-            subspaces = subspaces_of(look.voters, model.sets.tensors, stages.options.score)
+            subspaces = subspaces_of(look.voters, model.sets.tensors, stages.options.score, look.first_pass)
             yield Seen(look.voters, _activations(model, look.first_pass, chosen, step), subspaces)
 
 

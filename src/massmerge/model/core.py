@@ -19,6 +19,7 @@ from massmerge.model.inputs import InputReader, Row, read_batches
 from massmerge.model.second_pass.install import PROBE_BATCH, Observed, observe
 from massmerge.model.trees import take_rows
 from massmerge.recipe import AnswerOptions, ProblemType
+from massmerge.routing.confidence import DATA_FREE, ConfidenceRule
 from massmerge.routing.sites import probe_inputs
 
 
@@ -40,6 +41,8 @@ class Core:
     """How heads are compared."""
     watch: DamageWatch | None = None
     """Sees to the files that tensors are mapped from."""
+    rule: ConfidenceRule = DATA_FREE
+    """How evidence becomes confidence."""
 
     @property
     def problems(self) -> dict[str, ProblemType]:
@@ -63,7 +66,7 @@ class Core:
         unknown = [name for name in names if name not in self.tasks]
         if unknown or not names:
             wrong = f"no task {', '.join(map(repr, unknown))}" if unknown else "an empty list of tasks"
-            raise InputError(f"{wrong}. There are {', '.join(self.tasks)}.")
+            raise InputError(f"{wrong}. Choose from {', '.join(self.tasks)}.")
         return [i for i, name in enumerate(self.tasks) if name in names]
 
     def refuse_damage(self) -> None:
@@ -141,7 +144,7 @@ class Core:
         counts = weights or [dict.fromkeys(own, 1.0) for own in logits]
         problems = self.problems
         return [
-            make_prediction(own, self.labels, problems, weight, self.options, top, routing)
+            make_prediction(own, self.labels, problems, weight, self.options, top, routing, self.rule)
             for own, weight, routing in zip(logits, counts, known, strict=True)
         ]
 

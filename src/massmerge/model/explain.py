@@ -30,7 +30,9 @@ def explain(model: Model, item: Any, *, top: int = 3, task: str | list[str] | No
     """Answer one input and keep everything that led to the answer; a bundle that writes has no heads to show."""
     if model.writes:
         text = model.generate([item], task=task)[0]
-        return Explanation(Prediction(text.task, text.text, routing=text.routing, timings=text.timings), {})
+        return Explanation(
+            Prediction(text.task, text.text, routing=text.routing, timings=text.timings, confidence=text.confidence), {}
+        )
     prediction = model.predict([item], top=10_000, task=task)[0]
     return Explanation(prediction, heads_of(prediction, top))
 
@@ -58,6 +60,17 @@ def answer_in_words(prediction: Prediction) -> str:
         pairs = [(f"{prediction.label} = {prediction.value:.3f}", None)]
     words = [f"{label}" if score is None else f"{label} ({score:.3f})" for label, score in pairs]
     return f"{prediction.task}: {', '.join(words) or 'no label'}"
+
+
+def confidence_in_words(prediction: Prediction) -> str:
+    """How sure the answer is, and what that consists of."""
+    words = f"confidence: {prediction.confidence:.0%}"
+    task = prediction.routing.confidence if prediction.routing else None
+    if prediction.task is None or not task or prediction.confidence is None or not prediction.routing:
+        return words
+    if not prediction.routing.residuals:
+        return f"{words} (the task was given)"
+    return f"{words} (task {task:.0%}, label if the task is right {min(1.0, prediction.confidence / task):.0%})"
 
 
 def plot_explanation(found: Explanation, title: str, path: str | Path) -> None:

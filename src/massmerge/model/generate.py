@@ -89,7 +89,8 @@ class Generator:
 
     def _generation(self, tokens: list[list[int]], routing: Routing) -> Generation:
         first, *others = self._writing.decode(tokens)
-        return Generation(routing.selected[0], first, tokens[0], [text for text in others if text is not None], routing)
+        rest = [text for text in others if text is not None]
+        return Generation(routing.selected[0], first, tokens[0], rest, routing, confidence=routing.confidence)
 
 
 class TextStream:

@@ -27,7 +27,7 @@ from massmerge.model.model import Model
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.model.route.fixed import make_fixed
 from massmerge.model.route.stages import Look, SecondLook, Stages
-from massmerge.model.route.voters import choose_voters, make_router, not_fitted, subspaces_of
+from massmerge.model.route.voters import choose_voters, load_typicality, make_router, not_fitted, subspaces_of
 from massmerge.model.second_pass import SecondPass
 from massmerge.model.second_pass.cache import DenseCache
 from massmerge.model.second_pass.first_token import first_token_layers
@@ -37,6 +37,7 @@ from massmerge.model.speed import plain
 from massmerge.model.speed.packed import pack_layers
 from massmerge.model.trees import shared_copy
 from massmerge.routing import Site
+from massmerge.routing.confidence import DATA_FREE, ConfidenceRule
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.routing.router import Router
 from massmerge.routing.routers import find_router
@@ -61,7 +62,7 @@ def load(
         device: where to run, such as `cpu` or `cuda`; a GPU if there is one by default.
         cache: bytes (or `"512MB"`) for dense weights of sets that are used again and again; none by default.
         check: how files are compared with the manifest: in the `background`, which takes little time: small files now, the
-            large ones by CRC-32 before the first answer and by SHA-256 after it, and all calls fail as soon as damage is
+            large ones by XXH128 before the first answer and by SHA-256 after it, and all calls fail as soon as damage is
             found; everything by SHA-256 now (True); or nothing.
         mapped: leave the tensors of base and tasks in their files, which costs less memory. Then every call fails if these
             files have changed, and a file that is cut short during a call ends the process (SIGBUS). False reads them.
@@ -150,7 +151,8 @@ def _load(
     )
     labels = {task.name: task.labels for task in bundle.tasks if task.labels is not None}
     options, shared = bundle.recipe.answer, bundle.recipe.shared_labels
-    core = Core(base, tensors.names, labels, heads, reader, shared, options, watch if mapped else None)
+    rule = stages.rule or DATA_FREE
+    core = Core(base, tensors.names, labels, heads, reader, shared, options, watch if mapped else None, rule)
     sets = Sets(core, bundle.path, tensors, second, DenseCache(0 if plain() else cache, second), slots, options.merge)
     return Model(core, stages, sets)
 
@@ -212,12 +214,25 @@ def _stages(
     """The first look; and where images have one, the second, which the first half of the blocks leaves inputs to."""
     recipe, image = bundle.recipe, base.main_input_name == "pixel_values"
     voters = choose_voters(recipe, sites, base, tensors, half=image)
-    subspaces = subspaces_of(voters, tensors, recipe.router.score)
+    first_pass = _make_first_pass(bundle, base, voters, tensors, slots)
+    subspaces = subspaces_of(voters, tensors, recipe.router.score, first_pass)
     own = make_router(bundle, kind, voters, subspaces)
-    first = Look(_make_first_pass(bundle, base, voters, tensors, slots), lambda: own)
+    first = Look(first_pass, lambda: own)
     second = _second_look(bundle, base, sites, kind, tensors, subspaces) if image else None
+    constants = bundle.confidence(kind)
+    rule = None if constants is None else ConfidenceRule.of(constants)
     targets = None if find_router(kind).needs_fit else tensors.targets
-    return Stages(tensors.names, sites, recipe.router, recipe.unknown, first, second, targets)
+    return Stages(
+        tensors.names,
+        sites,
+        recipe.router,
+        recipe.unknown,
+        first,
+        second,
+        rule,
+        load_typicality(bundle, voters),
+        targets,
+    )
 
 
 def _second_look(
@@ -236,11 +251,13 @@ def _second_look(
     if not find_router(kind).second_look or not_fitted(bundle, kind, voters):
         return None
 
+    first_pass = FirstPass(base, voters)
+
     def router() -> Router:
-        return make_router(bundle, kind, voters, subspaces_of(voters, tensors, options.score))
+        return make_router(bundle, kind, voters, subspaces_of(voters, tensors, options.score, first_pass))
 
     kin = separation([subspaces.bases for subspaces in dict.fromkeys(first)]).kin(tensors.targets)
-    return SecondLook(FirstPass(base, voters), router, kin, options.unsure)
+    return SecondLook(first_pass, router, kin, options.unsure)
 
 
 def _device(name: str) -> torch.device:

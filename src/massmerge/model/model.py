@@ -12,7 +12,7 @@ from torch import Tensor
 
 from massmerge.checkpoints.backbone import language_class
 from massmerge.errors import InputError
-from massmerge.model.answers import Generation, Prediction, Routing, answered, or_raised
+from massmerge.model.answers import Generation, Prediction, Routing, answered, clear, or_raised, or_unclear
 from massmerge.model.core import Answering, Core
 from massmerge.model.generate import Generator, TextStream
 from massmerge.model.heads.classify import features
@@ -120,7 +120,7 @@ class Model(Answering):
     ) -> list[tuple[Prediction, Prediction]]:
         """For each input two answers from the same passes: that of `predict`, and that of the head of the task named.
 
-        The second is how methods are compared whose heads are told: routing still selects what is merged. Neither abstains.
+        The second is how methods are compared whose heads are given: routing still selects what is merged. Neither abstains.
 
         Args:
             inputs: what to answer.
@@ -135,8 +135,8 @@ class Model(Answering):
             routings = self._settled(batch, self.stages.route(batch, choice)[0])
             passed = self.sets.forward(batch, routings, for_heads=True)
             here = known[len(found) : len(found) + len(routings)]
-            told = [replace(r, selected=[t], weights={t: 1.0}) for r, t in zip(routings, here, strict=True)]
-            free, heads = (self._heads(passed, chosen, 3) for chosen in (routings, told))
+            given = [replace(r, selected=[t], weights={t: 1.0}) for r, t in zip(routings, here, strict=True)]
+            free, heads = (self._heads(passed, chosen, 3) for chosen in (routings, given))
             found += zip(free, heads, strict=True)
         return found
 
@@ -210,6 +210,7 @@ class Model(Answering):
         generator = self._generator(choice, options)
         row = generator.read(prompt)
         routings, _ = self.stages.route(self.core.batch([row]), choice)
+        routings = [clear(routing, choice.unknown.confidence) for routing in routings]
         groups = self.sets.groups(routings)
         return generator.stream(row, routings[0], groups[0][0] if groups else None)
 
@@ -298,7 +299,7 @@ class Model(Answering):
         answer = self._answer_unclear if route == "input" else self._answer_routed
         found = answer(batch, routings, timings, top)
         self.core.refuse_damage()  # what was computed while a file changed is no answer
-        return found
+        return [or_unclear(one, choice.unknown.confidence) for one in found]
 
     def _settled(self, batch: dict[str, Tensor], routings: list[Routing]) -> list[Routing]:
         """The routings, with that of an unclear input as its candidates' heads decide."""
@@ -351,13 +352,14 @@ class Model(Answering):
     def _generations(self, generator: Generator, rows: list[Row], choice: Choice) -> list[Generation]:
         """Texts for a batch of prompts, group by group of one selected set."""
         routings, timings = self.stages.route(self.core.batch(rows), choice)
+        routings = [clear(routing, choice.unknown.confidence) for routing in routings]
         began = time.perf_counter()
         found = self._written(generator, rows, routings)
         timings |= {"generation": milliseconds(began), "inputs": len(rows)}
         return [replace(generation, timings=timings) for generation in found]
 
     def _written(self, generator: Generator, rows: list[Row], routings: list[Routing]) -> list[Generation]:
-        found = [Generation(None, routing=routing) for routing in routings]
+        found = [Generation(None, routing=routing, confidence=routing.confidence) for routing in routings]
         for changes, members in self.sets.groups(routings):
             written = generator([rows[i] for i in members], [routings[i] for i in members], changes)
             for i, generation in zip(members, written, strict=True):

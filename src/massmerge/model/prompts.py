@@ -40,7 +40,7 @@ def checked_options(defaults: GenerationConfig, options: dict[str, Any], model: 
         raise InputError(f"these generation options do not go together: {error}") from None
     if unknown:
         raise InputError(
-            f"generation has no option {', '.join(map(repr, unknown))}. There are those of transformers' "
+            f"generation has no option {', '.join(map(repr, unknown))}. Choose from those of transformers' "
             "GenerationConfig, such as max_new_tokens, num_beams, do_sample and temperature."
         )
     if config.pad_token_id is None:  # padding is known by the mask; any token will do

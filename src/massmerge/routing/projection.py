@@ -11,8 +11,8 @@ from torch import Tensor
 from massmerge.routing.per_voter import VoterRouter
 
 _CLOSE = 1e-3
-# The first vector of every task is close to the mean activation of all inputs, and tells nothing by itself.
-_LEAST_RANK = 2
+# The first vectors of all tasks are close to what all inputs have in common, and tell little by themselves.
+_LEAST_RANK = 4
 Score = Literal["residual", "l1", "mahalanobis", "energy"]
 
 
@@ -124,7 +124,7 @@ def mahalanobis_whitener(v: Tensor, ridge: float = 1e-3) -> Tensor:
 
 
 def of_common_rank(bases: list[Tensor]) -> list[Tensor]:
-    """The first vectors of each task, as many as the smallest task that changes something has, but at least two.
+    """The first vectors of each task, as many as the smallest task that changes something has, but at least four.
 
     Args:
         bases: for each task, orthonormal rows `v (k, d)`, the largest singular value first.

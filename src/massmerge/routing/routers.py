@@ -29,5 +29,5 @@ def find_router(kind: str) -> RouterKind:
     """
     if kind not in ROUTERS:
         *names, last = ROUTERS
-        raise InputError(f"no router {kind!r}. There are {', '.join(names)} and {last}.")
+        raise InputError(f"no router {kind!r}. Choose from {', '.join(names)} and {last}.")
     return ROUTERS[kind]

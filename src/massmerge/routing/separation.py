@@ -58,6 +58,21 @@ class Separation:
         return (self.overlap > times * self.overlap[others].median()) & others
 
 
+def random_adapters(found: Separation, forms: Sequence[str]) -> list[int]:
+    """Positions of the adapters whose subspaces look random, as those of adapters with random starts of their own do.
+
+    None where several full fine-tunes look random too, as in examples and tests: nothing there was learned from inputs.
+
+    Args:
+        found: how the tasks' subspaces lie.
+        forms: `full` or `adapter`, of each task.
+    """
+    full = [i for i, form in enumerate(forms) if form == "full"]
+    if len(full) > 1 and all(found.random(i) for i in full):
+        return []
+    return [i for i, form in enumerate(forms) if form == "adapter" and found.random(i)]
+
+
 def delta_cosines(cosine: Tensor, norm: Tensor, energy: Tensor) -> Tensor:
     """Cosines (T, T) of the tasks' factored deltas, all matrices together.
 

@@ -144,6 +144,7 @@ def choose_sites(
     covered: Callable[[Site], int] = lambda site: 1,
     *,
     half: bool = False,
+    letters: str = "",
 ) -> list[Site]:
     """The sites that vote.
 
@@ -153,12 +154,14 @@ def choose_sites(
             change something there (adapters often touch nothing but queries and values).
         covered: how many tasks change something at a site.
         half: only the first half of the blocks, which is enough for most images.
+        letters: kinds of sites that `auto` takes, whatever is covered; the usual ones by default.
 
     Raises:
         InputError: there is no such site.
     """
     if wanted == "auto":
-        groups = [_group(sites, letters, half=half) for letters in (("O",) if half else ("MO", "O")) + ("M", "A")]
+        usual = (("O",) if half else ("MO", "O")) + ("M", "A")
+        groups = [_group(sites, kinds, half=half) for kinds in ((letters,) if letters else usual)]
         return max(
             [group for group in groups if group] or [sites[: max(1, len(sites) // 2)]],
             key=lambda group: min(covered(site) for site in group),
@@ -169,7 +172,7 @@ def choose_sites(
     if unknown:
         known = ", ".join(site.name for site in sites if len(site.name) <= 4)
         raise InputError(
-            f"no site {', '.join(map(repr, unknown))}. There are {known}; `mass inspect --sites` lists all."
+            f"no site {', '.join(map(repr, unknown))}. Choose from {known}; `mass inspect --sites` lists all."
         )
     chosen = {by_name[name].name for name in names}
     return [site for site in sites if site.name in chosen]

@@ -24,7 +24,7 @@ def choice_of(options: Options | HuggingFaceParameters, request_id: str, known: 
     names = [options.task] if options.task is not None else options.tasks
     if names is not None and (unknown := [name for name in names if name not in known]):
         shown = ", ".join(repr(name[:60]) for name in unknown[:5])
-        raise ServiceError(422, "unknown_task", f"There is no task {shown}. There are {', '.join(known)}.")
+        raise ServiceError(422, "unknown_task", f"There is no task {shown}. Choose from {', '.join(known)}.")
     tasks = None if names is None else tuple(name for name in known if name in names)
     if isinstance(options, Options) and options.route == "batch":
         return BatchKey(tasks, "batch", request_id)
@@ -38,6 +38,7 @@ def prediction_body(outcome: Outcome, options: Options) -> dict[str, Any]:
         empty: dict[str, Any] = {
             "task": None,
             "label": None,
+            "confidence": None,
             "score": None,
             "labels": None,
             "scores": None,
@@ -51,6 +52,7 @@ def prediction_body(outcome: Outcome, options: Options) -> dict[str, Any]:
     return {
         "task": result.task,
         "label": result.label,
+        "confidence": result.confidence,
         "score": result.score,
         "labels": result.labels,
         "scores": result.scores,
@@ -70,8 +72,11 @@ def _explain(prediction: Prediction, waited: float, top: int) -> dict[str, Any]:
     return {
         "residuals": routing.residuals,
         "weights": routing.weights,
+        "probabilities": routing.probabilities,
+        "margin": routing.margin,
         "lift": routing.lift,
         "agreement": routing.agreement,
+        "typicality": routing.typicality,
         "site": routing.site,
         "heads": {task: [_label(a) for a in answers] for task, answers in heads_of(prediction, top).items()},
         "timings": {"waiting": round(waited, 3), **timings},

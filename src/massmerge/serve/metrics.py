@@ -8,6 +8,8 @@ from massmerge.model.answers import Prediction
 from massmerge.serve.batching import Fault
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+_UNCLEAR = 0.5  # more likely wrong than right
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -28,6 +30,12 @@ class Metrics:
             "mass_batch_seconds", "Time of a batch in the model.", buckets=_SECONDS, registry=here
         )
         self.routed = Counter("mass_routed", "Inputs answered, by the task of the answer.", ["task"], registry=here)
+        self.confidence = Histogram(
+            "mass_confidence", "Probability that task and label are right.", buckets=_SHARES, registry=here
+        )
+        self.unclear = Counter(
+            "mass_unclear", f"Answers with a confidence below {_UNCLEAR}, abstentions included.", registry=here
+        )
         self.abstentions = Counter("mass_abstentions", "Inputs that no task fits.", registry=here)
         self.faults = Counter("mass_input_errors", "Inputs that could not be answered.", ["code"], registry=here)
         self.queue = Gauge("mass_queue_length", "Inputs in the queue.", registry=here)
@@ -45,7 +53,12 @@ class Metrics:
         for result in results:
             if isinstance(result, Fault):
                 self.faults.labels(result.code).inc()
-            elif result.task is None:
+                continue
+            if result.confidence is not None:
+                self.confidence.observe(result.confidence)
+            if result.task is None or (result.confidence is not None and result.confidence < _UNCLEAR):
+                self.unclear.inc()
+            if result.task is None:
                 self.abstentions.inc()
             else:
                 self.routed.labels(result.task).inc()

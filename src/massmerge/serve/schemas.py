@@ -120,8 +120,11 @@ class ExplanationAnswer(BaseModel):
 
     residuals: dict[str, float] = Field(description="What remains of the activation, by task; the lowest is the best.")
     weights: dict[str, float]
-    lift: float | None
-    agreement: float | None
+    probabilities: dict[str, float] = Field(description="How probable it is that each task is the right one.")
+    margin: float | None = Field(description="How far the best task is ahead, in standard deviations over the tasks.")
+    lift: float | None = Field(description="How much more of the activation the best task holds than chance would.")
+    agreement: float | None = Field(description="How far the voters agree on the best task, from 0 to 1.")
+    typicality: float | None = Field(description="Share of the tasks' own inputs that is less typical; if calibrated.")
     site: str
     heads: dict[str, list[LabelScore]] = Field(description="The best labels of each task of the selected set.")
     timings: dict[str, float] = Field(description="Milliseconds per step of its batch, and its wait.")
@@ -133,7 +136,8 @@ class PredictionAnswer(BaseModel):
 
     task: str | None
     label: str | None
-    score: float | None
+    confidence: float | None = Field(description="The probability that task and label are both right.")
+    score: float | None = Field(description="The probability that the task's own head gives the label.")
     labels: list[str] | None = Field(
         description="For a multi-label task, every label with a probability above 0.5, the most probable first; else null."
     )

@@ -56,7 +56,7 @@ def export_bundle(
     positions = opened.positions(tasks)
     if form != "peft" and tasks is None and len(positions) > 1:
         known = ", ".join(opened.model.tasks)
-        raise InputError(f"--to {form} writes one set: name its tasks by --tasks. There are {known}.")
+        raise InputError(f"--to {form} writes one set: name its tasks by --tasks. Choose from {known}.")
     work = WorkFolder(place, "export")
 
     def write() -> list[Part]:

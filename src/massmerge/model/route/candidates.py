@@ -29,17 +29,18 @@ def spread(routings: Sequence[Routing], unsure: float, count: int) -> list[tuple
     return found
 
 
-def settle(asked: Iterable[tuple[int, Prediction]], confidence: float) -> list[Prediction]:
+def settle(asked: Iterable[tuple[int, Prediction]], confidence: float, evidence: float = 0.0) -> list[Prediction]:
     """The prediction of each input: of several candidates the one that vote and head together speak for.
 
     Args:
         asked: the number of an input and a prediction, all of one input one after the other.
         confidence: how many standard deviations of the vote a head's full certainty is worth.
+        evidence: the same in log-odds of its task.
     """
     found: dict[int, list[Prediction]] = {}
     for i, prediction in asked:
         found.setdefault(i, []).append(prediction)
-    return [several[0] if len(several) == 1 else _settled(several, confidence) for several in found.values()]
+    return [several[0] if len(several) == 1 else _settled(several, confidence, evidence) for several in found.values()]
 
 
 def certainty(probability: float) -> float:
@@ -48,7 +49,7 @@ def certainty(probability: float) -> float:
     return max(-1.0, min(1.0, math.log(kept / (1 - kept)) / _FULL))
 
 
-def _settled(several: list[Prediction], confidence: float) -> Prediction:
+def _settled(several: list[Prediction], confidence: float, evidence: float) -> Prediction:
     answered = [one for one in several if one.error is None]
     if not answered:
         return several[0]
@@ -62,4 +63,13 @@ def _settled(several: list[Prediction], confidence: float) -> Prediction:
 
     best = min(answered, key=rank)
     assert best.routing is not None
-    return replace(best, routing=replace(best.routing, confidences=sure))
+    before = best.routing.probabilities
+    parts = {
+        task: p * math.exp(evidence * certainty(sure[task]) if sure.get(task) else 0.0) for task, p in before.items()
+    }
+    after = {task: part / sum(parts.values()) for task, part in parts.items()}
+    routing = replace(best.routing, confidences=sure, probabilities=after)
+    if best.confidence is None or not after:
+        return replace(best, routing=routing)
+    task = str(best.task)
+    return replace(best, routing=routing, confidence=best.confidence / max(before[task], 1e-12) * after[task])

@@ -11,6 +11,7 @@ from massmerge.model.answers import Routing
 from massmerge.model.route.first_pass import Voter
 from massmerge.recipe import RouterOptions, Unknown
 from massmerge.routing import Activation, agreements, margins, select, vote, weigh
+from massmerge.routing.confidence import DATA_FREE, PROBABLE, ConfidenceRule, strengths, task_probabilities
 from massmerge.routing.router import Router
 
 
@@ -24,6 +25,7 @@ class Choice:
         options: how scores become weights and weights a set.
         top_k: K.
         unknown: when to choose none.
+        rule: how evidence becomes confidence, where that was fitted.
         targets: for each task the first one with the same expert; none where the router can tell such tasks apart.
     """
 
@@ -32,6 +34,7 @@ class Choice:
     options: RouterOptions
     top_k: int
     unknown: Unknown
+    rule: ConfidenceRule | None = None
     targets: list[int] | None = None
 
     @property
@@ -99,7 +102,10 @@ def count_votes(votes: Votes, choice: Choice, *, shared: bool = False) -> list[R
     chosen = select(weights, options.threshold, choice.top_k)
     lifts = None if votes.lifts is None else _best_lifts(votes.lifts, [routed[c[0]] for c in chosen])
     agreed, leads = _certainty(scores, chosen, weights if votes.probable else None)
-    return _routings(residuals, weights, chosen, lifts, agreed, leads, votes.voters, choice)
+    rule = choice.rule or (PROBABLE if votes.probable else DATA_FREE)
+    strong = strengths(scores, probable=votes.probable).tolist()
+    probable = [task_probabilities(row, own[0], rule) for row, own in zip(strong, chosen, strict=True)]
+    return _routings(residuals, weights, chosen, lifts, agreed, leads, probable, votes.voters, choice)
 
 
 def _certainty(
@@ -123,6 +129,7 @@ def _routings(
     lifts: list[float] | None,
     agreed: list[float],
     leads: list[float | None],
+    probable: list[list[float]],
     voters: list[Voter],
     choice: Choice,
 ) -> list[Routing]:
@@ -141,6 +148,7 @@ def _routings(
                 lift,
                 agreed[i],
                 leads[i],
+                probabilities=_of_all(names, [p / len(own) for p, own in zip(probable[i], names, strict=True)]),
             )
         )
     return found

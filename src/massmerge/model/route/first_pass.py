@@ -43,7 +43,7 @@ class FirstPass:
     """
 
     def __init__(self, model: PreTrainedModel, voters: list[Voter]) -> None:
-        self.voters = voters
+        self.model, self.voters = model, voters
         self.prefix, self._part = routed_part(model)
         self._here = threading.local()  # each thread collects for itself
         names = list(dict.fromkeys(voter.site.name for voter in voters))

@@ -23,13 +23,15 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from massmerge.errors import InputError
-from massmerge.model.answers import Prediction, Routing
+from massmerge.model.answers import Prediction, Routing, typical_or_none
 from massmerge.model.route.candidates import settle, spread
 from massmerge.model.route.decide import Choice, Votes, cast_votes, count_votes
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.recipe import RouterOptions, Unknown
 from massmerge.routing import Site
+from massmerge.routing.confidence import DATA_FREE, ConfidenceRule, head_evidence
 from massmerge.routing.router import Router
+from massmerge.routing.typicality import Typicality
 
 BATCH_PROBES = 4  # inputs that decide for a whole batch of one task
 _CANDIDATES = 4  # tasks that answer an unclear image
@@ -103,6 +105,8 @@ class Stages:
         unknown: when no task is chosen.
         first: the first look.
         second: the second look, where there is one.
+        rule: how evidence becomes confidence, where that was fitted.
+        typical: how typical an input is of the tasks, where that was fitted.
         targets: for each task the first one with the same expert; none where the router can tell such tasks apart.
     """
 
@@ -112,6 +116,8 @@ class Stages:
     unknown: Unknown
     first: Look
     second: SecondLook | None = None
+    rule: ConfidenceRule | None = None
+    typical: Typicality | None = None
     targets: list[int] | None = None
 
     @property
@@ -140,13 +146,15 @@ class Stages:
             return Unknown.model_validate(unknown)
         except ValidationError as error:
             faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            raise InputError(f"unknown: {faults}. It takes lift (from 0) and agreement (0 to 1).") from None
+            raise InputError(
+                f"unknown: {faults}. It takes lift (from 0), agreement, confidence and typicality (0 to 1)."
+            ) from None
 
     def choice(self, allowed: list[int] | None = None, unknown: Unknown | None = None) -> Choice:
         """What is decided among: by default all tasks, with the recipe's limits."""
         everything = list(range(len(self.tasks)))
         limits = unknown or self.unknown
-        return Choice(self.tasks, allowed or everything, self.options, self.top_k, limits, self.targets)
+        return Choice(self.tasks, allowed or everything, self.options, self.top_k, limits, self.rule, self.targets)
 
     def route(
         self, batch: dict[str, Tensor], choice: Choice, by: str = "input"
@@ -161,7 +169,7 @@ class Stages:
         count = next(iter(batch.values())).shape[0]
         if len(choice.allowed) == 1:
             name = self.tasks[choice.allowed[0]]
-            return [Routing({}, {name: 1.0}, [name], "none: the task was given")] * count, {}
+            return [Routing({}, {name: 1.0}, [name], "none: the task was given", probabilities={name: 1.0})] * count, {}
         if by == "input":
             return self.look(batch, choice)
         routings, timings = self.look({k: v[:BATCH_PROBES] for k, v in batch.items()}, choice, shared=True)
@@ -172,12 +180,15 @@ class Stages:
     ) -> tuple[list[Routing], dict[str, float]]:
         """The same by the looks, whatever was given; with `shared` one decision for all inputs."""
         passes = 0.0
+        typical: list[Tensor] = []
 
         def votes(look: Look, rows: dict[str, Tensor]) -> Votes:
             nonlocal passes
             began = time.perf_counter()
             activations = look.first_pass(rows)
             passes += milliseconds(began)
+            if look is self.first and self.typical is not None:
+                typical.append(self.typical([a.pooled() for a in activations], choice.allowed))
             return cast_votes(look.voters, activations, look.router)
 
         def again(unsure: list[int]) -> Votes:
@@ -186,6 +197,9 @@ class Stages:
 
         began = time.perf_counter()
         routings = self.decide(votes(self.first, batch), again, choice, shared=shared)
+        for found in typical:
+            values = [float(found.mean())] if shared else found.tolist()
+            routings = [typical_or_none(r, v, choice.unknown) for r, v in zip(routings, values, strict=True)]
         return routings, {"first pass": round(passes, 3), "routing": round(milliseconds(began) - passes, 3)}
 
     def decide(
@@ -216,7 +230,7 @@ class Stages:
 
     def settle(self, asked: Iterable[tuple[int, Prediction]]) -> list[Prediction]:
         """The prediction of each input, from those of its candidates, all of one input one after the other."""
-        return settle(asked, self.options.confidence)
+        return settle(asked, self.options.confidence, head_evidence(self.options.confidence, self.rule or DATA_FREE))
 
 
 def milliseconds(began: float) -> float:

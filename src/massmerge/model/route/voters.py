@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -11,13 +13,18 @@ from massmerge.bundle.layout import ROUTER
 from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
 from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
-from massmerge.model.route.first_pass import Voter
+from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.recipe import Recipe
 from massmerge.routing import Site, choose_sites
+from massmerge.routing.neutral import NeutralRouter
 from massmerge.routing.projection import ProjectionRouter, Score, of_common_rank, site_basis
 from massmerge.routing.router import Router
 from massmerge.routing.routers import find_router
-from massmerge.routing.separation import without_common
+from massmerge.routing.separation import random_adapters, separation, without_common
+from massmerge.routing.typicality import Typicality
+
+TYPICAL = "typical"
+"""Stands before the names of what tells typical inputs from others, as a router's kind does before its own."""
 
 
 def choose_voters(
@@ -30,6 +37,9 @@ def choose_voters(
         return sum(any(tensors.changes(task, name) for name in site.tensors) for task in tasks)
 
     chosen = choose_sites(sites, recipe.router.site, covered, half=half)
+    if recipe.router.site == "auto" and _reads_text(base) and _random_starts(chosen, tensors):
+        least = min(map(covered, chosen))
+        chosen = [site for site in choose_sites(sites, "auto", letters="AOMD") if covered(site) >= least]
     token = recipe.router.token
     if token == "auto":
         names = {name.rpartition(".")[2] for name, _ in base.named_parameters()}
@@ -48,6 +58,12 @@ def make_router(bundle: Bundle, kind: str, voters: list[Voter], subspaces: list[
     return find_router(kind).load([voter.name for voter in voters], kept, subspaces)
 
 
+def load_typicality(bundle: Bundle, voters: list[Voter]) -> Typicality | None:
+    """How typical an input is of the tasks, if `mass calibrate` has fitted that."""
+    kept = {name: read_tensor(info) for name, info in _fitted(bundle, TYPICAL).items()}
+    return Typicality.load([voter.name for voter in voters], kept)
+
+
 def not_fitted(bundle: Bundle, kind: str, voters: list[Voter]) -> list[str]:
     """Names of the voters that `mass calibrate` has fitted no router of this kind for."""
     return find_router(kind).missing([voter.name for voter in voters], _fitted(bundle, kind))
@@ -59,20 +75,62 @@ def _fitted(bundle: Bundle, kind: str) -> dict[str, TensorInfo]:
     return {name.removeprefix(f"{kind}."): info for name, info in found.items() if name.startswith(f"{kind}.")}
 
 
-def subspaces_of(voters: list[Voter], tensors: TaskTensors, score: Score) -> list[ProjectionRouter]:
-    """The tasks' subspaces for each voter, which are the router that needs no data; tokens of one site share it."""
+def subspaces_of(
+    voters: list[Voter], tensors: TaskTensors, score: Score, first_pass: FirstPass
+) -> list[ProjectionRouter]:
+    """The tasks' subspaces for each voter, which are the router that needs no data; tokens of one site share it.
+
+    Adapters with random starts of their own are compared with what they hold of random words.
+    """
     sites = {voter.site.name: voter.site for voter in voters}
+    if score == "residual" and _reads_text(first_pass.model) and (random := _random_starts([*sites.values()], tensors)):
+        with torch.inference_mode():
+            seen = first_pass(_random_words(first_pass.model))
+        return [_neutral_router(tensors, v.site, random, z.pooled()) for v, z in zip(voters, seen, strict=True)]
     made = {name: site_router(tensors, site, score) for name, site in sites.items()}
     return [made[voter.site.name] for voter in voters]
 
 
-def site_router(tensors: TaskTensors, site: Site, score: Score = "residual") -> ProjectionRouter:
-    """The router that needs no data, from the tasks' singular vectors at a site."""
-    targets = tensors.targets
-    distinct = list(dict.fromkeys(targets))
+def _neutral_router(tensors: TaskTensors, site: Site, random: list[int], neutral: Tensor) -> NeutralRouter:
+    """The router of a site where some adapters look random."""
+    learned = [task for task, target in enumerate(tensors.targets) if target not in random]
+    own = site_router(tensors, site, tasks=learned) if len(learned) > 1 else None
+    bases = of_common_rank([_basis(tensors, task, site) for task in range(len(tensors.names))])
+    return NeutralRouter(bases, neutral, learned, own)
+
+
+def _reads_text(model: PreTrainedModel) -> bool:
+    return model.main_input_name == "input_ids"
+
+
+def _random_words(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Inputs that belong to no task: 32 texts of 16 tokens. How many, and how long, was chosen on validation rows."""
+    vocabulary = max(1, getattr(model.config, "vocab_size", 4))
+    ids = torch.randint(vocabulary, (32, 16), generator=torch.Generator().manual_seed(0)).to(model.device)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _random_starts(sites: list[Site], tensors: TaskTensors) -> list[int]:
+    """Adapters that look as if they had hardly left random starts of their own; of one expert the first task."""
+    distinct = list(dict.fromkeys(tensors.targets))
+    forms = [tensors.forms[task] for task in distinct]
+    if "adapter" not in forms or len(distinct) < 2:
+        return []
+    bases = [of_common_rank([_basis(tensors, task, site) for task in distinct]) for site in sites]
+    return [distinct[i] for i in random_adapters(separation(bases), forms)]
+
+
+def site_router(
+    tensors: TaskTensors, site: Site, score: Score = "residual", tasks: Sequence[int] | None = None
+) -> ProjectionRouter:
+    """The router that needs no data, from the singular vectors of all tasks at a site, or of some."""
+    chosen = [tensors.targets[task] for task in (range(len(tensors.names)) if tasks is None else tasks)]
+    distinct = list(dict.fromkeys(chosen))
     bases = of_common_rank([_basis(tensors, task, site) for task in distinct])
     own = without_common(bases)
-    return ProjectionRouter([own[distinct.index(t)] for t in targets], score, alike=own is not bases, targets=targets)
+    places = [distinct.index(target) for target in chosen]
+    first = [places.index(place) for place in places]
+    return ProjectionRouter([own[place] for place in places], score, alike=own is not bases, targets=first)
 
 
 def _basis(tensors: TaskTensors, task: int, site: Site) -> Tensor:

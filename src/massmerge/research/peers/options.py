@@ -23,10 +23,10 @@ def parse_options(texts: Iterable[str]) -> PeerOptions:
         name, _, value = text.partition("=")
         peer, _, option = name.partition(".")
         if peer not in PEERS:
-            raise InputError(f"{text!r}: no peer {peer!r}. Write PEER.OPTION=VALUE; there are {', '.join(PEERS)}.")
+            raise InputError(f"{text!r}: no peer {peer!r}. Write PEER.OPTION=VALUE; choose from {', '.join(PEERS)}.")
         known = _defaults(peer)
         if option not in known:
-            raise InputError(f"{text!r}: {peer} has no option {option!r}. There are {', '.join(known)}.")
+            raise InputError(f"{text!r}: {peer} has no option {option!r}. Choose from {', '.join(known)}.")
         found.setdefault(peer, {})[option] = _value(text, value, known[option])
     return found
 

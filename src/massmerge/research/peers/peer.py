@@ -107,8 +107,8 @@ class Peer(Answerer, ABC):
             output, speaks = self.forward(batch)
             routings = self._routings(speaks)
             chosen = [r.selected[0] for r in routings]
-            told = tasks[len(found) : len(found) + len(chosen)]
-            unknown, known = (self.core.answers(output, batch, h, routings=routings) for h in (chosen, told))
+            given = tasks[len(found) : len(found) + len(chosen)]
+            unknown, known = (self.core.answers(output, batch, h, routings=routings) for h in (chosen, given))
             found += zip(unknown, known, strict=True)
         return found
 

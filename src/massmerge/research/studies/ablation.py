@@ -80,7 +80,7 @@ def _rank_row(context: StudyContext, rule: dict[str, Any]) -> dict[str, Any]:
     other = context.with_bundle(path)
     other.__dict__["references"] = context.references
     routings, book = shipped_routings(other), AnswerBook(other, other.model)
-    owners = [_told(sample.task) for sample in other.samples]
+    owners = [_given(sample.task) for sample in other.samples]
     name, value = next(iter(rule.items()))
     return {
         "part": "rank", "rule": f"{name}: {value}", "bytes": bundle.counted_bytes,
@@ -91,7 +91,7 @@ def _rank_row(context: StudyContext, rule: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _told(task: str) -> Routing:
+def _given(task: str) -> Routing:
     return Routing({}, {task: 1.0}, [task], "")
 
 

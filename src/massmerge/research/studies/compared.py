@@ -37,7 +37,7 @@ class Answered:
     tasks: list[str]
     free: list[Given]
     """Without the task's name; nothing in them where a method needs the task."""
-    told: list[Given]
+    given: list[Given]
     nbytes: int
     milliseconds: float
     """An input, reading and heads included."""
@@ -47,9 +47,9 @@ class Answered:
         """Whether there is no answer without the task's name."""
         return all(given.label is None for given in self.free)
 
-    def measure(self, context: StudyContext, *, told: bool) -> Measured:
+    def measure(self, context: StudyContext, *, given: bool) -> Measured:
         """The figure of each task and their mean."""
-        return measure_tasks(context, self.tasks, self.told if told else self.free)
+        return measure_tasks(context, self.tasks, self.given if given else self.free)
 
 
 def answers_of(
@@ -104,8 +104,8 @@ def measure_tasks(context: StudyContext, tasks: Sequence[str], answers: Sequence
 
 
 def _answered(tasks: list[str], found: Mapping[str, Any]) -> Answered:
-    free, told = ([Given(*given) for given in found[key]] for key in ("free", "told"))
-    return Answered(tasks, free, told, found["bytes"], found["ms"])
+    free, given = ([Given(*one) for one in found[key]] for key in ("free", "given"))
+    return Answered(tasks, free, given, found["bytes"], found["ms"])
 
 
 def _run(context: StudyContext, name: str, make: Callable[[], Compared], tasks: Sequence[str]) -> dict[str, Any]:
@@ -124,11 +124,11 @@ def _run(context: StudyContext, name: str, make: Callable[[], Compared], tasks: 
         began = time.process_time()  # what else the machine does at that time does not count
         found = model.outcomes(inputs, [samples[i].task for i in chunk], batch_size=size, **context.generation)
         spent += time.process_time() - began
-        for i, (free, told) in zip(chunk, found, strict=True):
-            pairs[i] = scored(context, free), scored(context, told)
+        for i, (free, given) in zip(chunk, found, strict=True):
+            pairs[i] = scored(context, free), scored(context, given)
     return {
         "free": [pair[0] for pair in pairs],
-        "told": [pair[1] for pair in pairs],
+        "given": [pair[1] for pair in pairs],
         "bytes": model.nbytes,
         "ms": round(1000 * spent / len(samples), 3),
     }

@@ -66,13 +66,13 @@ def run(context: StudyContext) -> Finding:
         for name in shares:
             about = {"left_out": task, "recipe": context.recipe.dump()}
             make = partial(_make, context, answering, name, task, made)
-            shares[name][task] = context.figure(task, answers_of(context, name, about, make, [task]).told)
+            shares[name][task] = context.figure(task, answers_of(context, name, about, make, [task]).given)
         for path in made:  # their answers are what is kept
             shutil.rmtree(path, ignore_errors=True)
     references = {task: context.references[task] for task in tasks}
     found = {name: summarize(one, context.ready.counts, references) for name, one in shares.items()}
     found[EXPERTS] = summarize(references, context.ready.counts, references)
-    rows = [{"method": name, "head": "told", **one.plain()} for name, one in found.items()]
+    rows = [{"method": name, "head": "given", **one.plain()} for name, one in found.items()]
     sentences = _sentences(tasks, found, writes=context.ready.writes)
     return Finding(rows, _verdict(tasks, found), sentences, _parts(tasks, found))
 

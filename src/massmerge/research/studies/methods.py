@@ -24,14 +24,15 @@ from massmerge.research.studies.figures import Measured, summarize
 from massmerge.research.studies.statics import SCALE_ROWS, StaticMerge
 from massmerge.research.studies.study import Finding, Study, Verdict
 
-MASS, TOLD = "mass", "mass, task given"
+MASS, TASK_GIVEN = "mass", "mass, task given"
 BASE, EXPERTS = "base", "experts"
 _SUPPORT = 64  # unlabelled inputs of each task, for peers that train something
 _TRAINED = ("wemoe", "twin")
 _TEXT_OPTIONS = {"smile_1": {"gate": 4, "rank": 16}}  # the paper's for language models
 _QUICK_STATICS, _QUICK_PEERS = ("task_arithmetic", "tsv_m"), ("smile_1",)
 _KINDS = {
-    BASE: "the pretrained model", EXPERTS: "fine-tuned, one model per task", MASS: "routed", TOLD: "routed, task given",
+    BASE: "the pretrained model", EXPERTS: "fine-tuned, one model per task", MASS: "routed",
+    TASK_GIVEN: "routed, task given",
 }  # fmt: skip
 
 
@@ -43,7 +44,7 @@ class MethodRow:
     kind: str
     free: Measured | None
     """Without the task's name; none where a method has no answer then."""
-    told: Measured | None
+    given: Measured | None
     nbytes: int
     milliseconds: float | None
     scale: float | None = None
@@ -54,7 +55,7 @@ class MethodRow:
         return {
             "method": self.name, "kind": self.kind, "scale": self.scale, "scale_chosen_on_validation": self.chosen,
             "task_unknown": self.free.plain() if self.free else None,
-            "task_told": self.told.plain() if self.told else None, "bytes": self.nbytes,
+            "task_given": self.given.plain() if self.given else None, "bytes": self.nbytes,
             "of_the_base": round(self.nbytes / base, 4),
         }  # fmt: skip
 
@@ -97,7 +98,7 @@ def mass_rows(context: StudyContext) -> Iterator[MethodRow]:
     size = Bundle(context.bundle, check=False).counted_bytes
     routed, known = mass_answers(context, lambda: context.model, {}, size)
     yield _measured(context, MASS, routed)
-    yield _measured(context, TOLD, known)
+    yield _measured(context, TASK_GIVEN, known)
 
 
 def _measured(
@@ -108,9 +109,9 @@ def _measured(
     scale: float | None = None,
     chosen: bool = False,
 ) -> MethodRow:
-    free = None if found.needs_task else found.measure(context, told=False)
-    told = found.measure(context, told=True)
-    return MethodRow(name, kind or _KINDS[name], free, told, found.nbytes, found.milliseconds, scale, chosen)
+    free = None if found.needs_task else found.measure(context, given=False)
+    given = found.measure(context, given=True)
+    return MethodRow(name, kind or _KINDS[name], free, given, found.nbytes, found.milliseconds, scale, chosen)
 
 
 def _base(sources: OpenedRecipe) -> OneBackbone:
@@ -201,7 +202,7 @@ def _table(rows: list[MethodRow], base: int) -> Table:
         scale = "-" if row.scale is None else f"{row.scale:g}{'' if row.chosen else ' (published)'}"
         time = "-" if row.milliseconds is None else f"{row.milliseconds:.1f}"
         size = f"{row.nbytes / base:.2f}"
-        lines.append([row.name, row.kind, *_figures(row.free), *_figures(row.told), size, time, scale])
+        lines.append([row.name, row.kind, *_figures(row.free), *_figures(row.given), size, time, scale])
     return Table(headers, lines)
 
 
@@ -213,8 +214,8 @@ def _figures(found: Measured | None) -> list[str]:
 
 
 def _task_tables(context: StudyContext, rows: list[MethodRow]) -> Iterator[Table | Text]:
-    for words, told in (("Task unknown, each task:", False), ("Task given, each task:", True)):
-        found = [(row.name, row.told if told else row.free) for row in rows]
+    for words, given in (("Task unknown, each task:", False), ("Task given, each task:", True)):
+        found = [(row.name, row.given if given else row.free) for row in rows]
         lines = [
             [name, *(percent(one.tasks[task]) for task in context.measured)] for name, one in found if one is not None
         ]
@@ -224,14 +225,14 @@ def _task_tables(context: StudyContext, rows: list[MethodRow]) -> Iterator[Table
 
 def _pictures(context: StudyContext, rows: list[MethodRow]) -> list[Picture]:
     free = {row.name: (row.free.mean, row.free.margin) for row in rows if row.free is not None}
-    told = {row.name: (row.told.mean, row.told.margin) for row in rows if row.told is not None}
+    given = {row.name: (row.given.mean, row.given.margin) for row in rows if row.given is not None}
     best = _best_static(rows)
     series = {name: [one.tasks[task] for task in context.measured] for name, one in _drawn(rows, best).items()}
     return [
         Picture("methods-unknown", "Accuracy without the task's name, mean over the tasks.",
                 plots.ranked_bars(_falling(free), MASS)),
-        Picture("methods-told", "Accuracy with the task given, mean over the tasks.",
-                plots.ranked_bars(_falling(told), TOLD)),
+        Picture("methods-given", "Accuracy with the task given, mean over the tasks.",
+                plots.ranked_bars(_falling(given), TASK_GIVEN)),
         Picture("methods-tasks", f"Each task: its expert, MASS without the task's name, and {best} with it.",
                 radar(context.measured, series)),
     ]  # fmt: skip
@@ -244,20 +245,20 @@ def _falling(found: dict[str, tuple[float, float]]) -> dict[str, tuple[float, fl
 def _drawn(rows: list[MethodRow], best: str) -> dict[str, Measured]:
     by_name = {row.name: row for row in rows}
     found = {
-        "experts": by_name[EXPERTS].told,
+        "experts": by_name[EXPERTS].given,
         "MASS, task unknown": by_name[MASS].free,
-        f"{best}, task given": by_name[best].told,
+        f"{best}, task given": by_name[best].given,
     }
     return {name: one for name, one in found.items() if one is not None}
 
 
 def _best_static(rows: list[MethodRow]) -> str:
     """The static merge of one model that does best with the task given."""
-    return max(_statics(rows), key=lambda row: row.told.mean if row.told else 0.0).name
+    return max(_statics(rows), key=lambda row: row.given.mean if row.given else 0.0).name
 
 
 def _statics(rows: list[MethodRow]) -> list[MethodRow]:
-    return [row for row in rows if row.kind == "static merge" and row.told is not None]
+    return [row for row in rows if row.kind == "static merge" and row.given is not None]
 
 
 def _verdict(context: StudyContext, rows: list[MethodRow]) -> Verdict:
@@ -270,13 +271,13 @@ def _verdict(context: StudyContext, rows: list[MethodRow]) -> Verdict:
     if theirs.mean > ours.mean:
         lost = sorted(context.measured, key=lambda task: ours.tasks[task] - theirs.tasks[task])
         gaps = [f"{task} {100 * (theirs.tasks[task] - ours.tasks[task]):.1f}" for task in lost[:3]]
-        told = next(row.told for row in rows if row.name == TOLD)
-        assert told is not None
+        given = next(row.given for row in rows if row.name == TASK_GIVEN)
+        assert given is not None
         sizes = {row.name: row.nbytes for row in rows}
         why = (
-            f"It is lost most on {', '.join(gaps)} points. With the task given, MASS has {percent(told.mean)}: "
+            f"It is lost most on {', '.join(gaps)} points. With the task given, MASS has {percent(given.mean)}: "
             "what routing costs "
-            f"is {100 * (told.mean - ours.mean):.1f} points. {best} takes {sizes[best] / sizes[MASS]:.1f} times its bytes."
+            f"is {100 * (given.mean - ours.mean):.1f} points. {best} takes {sizes[best] / sizes[MASS]:.1f} times its bytes."
         )
     margin = max(ours.margin, theirs.margin)
     return Verdict(
@@ -287,26 +288,26 @@ def _verdict(context: StudyContext, rows: list[MethodRow]) -> Verdict:
 def _sentences(rows: list[MethodRow], base: int, *, writes: bool) -> list[str]:
     by_name = {row.name: row for row in rows}
     best = by_name[_best_static(rows)]
-    mass, told, experts = by_name[MASS].free, by_name[TOLD].told, by_name[EXPERTS].told
-    base_told = by_name[BASE].told
+    mass, given, experts = by_name[MASS].free, by_name[TASK_GIVEN].given, by_name[EXPERTS].given
+    base_given = by_name[BASE].given
     assert (
         mass is not None
-        and told is not None
+        and given is not None
         and experts is not None
-        and best.told is not None
-        and base_told is not None
+        and best.given is not None
+        and base_given is not None
     )
     found = [
-        f"The best of {len(_statics(rows))} static merges of one model, {best.name}, has {percent(best.told.mean)} with the "
-        "task given and "
+        f"The best of {len(_statics(rows))} static merges of one model, {best.name}, has {percent(best.given.mean)} with "
+        "the task given and "
         f"{percent(best.free.mean if best.free else None)} without; MASS has {percent(mass.mean)} without.",
-        f"With the task given, MASS has {percent(told.mean)}; the experts themselves have {percent(experts.mean)} at "
+        f"With the task given, MASS has {percent(given.mean)}; the experts themselves have {percent(experts.mean)} at "
         f"{by_name[EXPERTS].nbytes / base:.1f} times the base's bytes, MASS at {by_name[MASS].nbytes / base:.2f} times.",
     ]
     heads = "" if writes else " with the same heads"
     found.append(
-        f"With the task given, the pretrained model has {percent(base_told.mean)}{heads}: all that updates can add there is "
-        f"{100 * (experts.mean - base_told.mean):.1f} points."
+        f"With the task given, the pretrained model has {percent(base_given.mean)}{heads}: all that updates can add there "
+        f"is {100 * (experts.mean - base_given.mean):.1f} points."
     )
     routed = [row for row in rows if row.kind == "routed peer" and row.free is not None]
     if routed:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from massmerge.bundle.download import find_bundle
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.backbone import language_class
 from massmerge.errors import InputError, problems_error
@@ -71,9 +72,10 @@ def open_studies(
         InputError: something is wrong or missing; nothing has been computed then.
     """
     require_matplotlib()
-    Suite.load(suite)  # its own faults are told first, whatever else is missing
+    Suite.load(suite)  # its own faults come first, whatever else is missing
     if bundle is None and recipe is None:
         raise InputError("a study needs a bundle or a recipe: --bundle out/ or --recipe recipe.yaml.")
+    bundle = None if bundle is None else find_bundle(bundle)
     given = _own_recipe(bundle) if recipe is None else recipe_and_folder(recipe, None)
     limit = min(settings.limit or QUICK_LIMIT, QUICK_LIMIT) if settings.quick else settings.limit
     settings = StudySettings(**{**vars(settings), "limit": limit})

@@ -25,19 +25,19 @@ def run(context: StudyContext) -> Finding:
         if context.settings.quick and name not in _QUICK and not context.settings.peer(name):
             continue
         found[name] = peer_answers(context, sources, name)
-    chosen, told = ({name: one.measure(context, told=flag) for name, one in found.items()} for flag in (False, True))
+    chosen, given = ({name: one.measure(context, given=flag) for name, one in found.items()} for flag in (False, True))
     rows = [
-        {"method": name, "head_chosen": chosen[name].plain(), "head_told": told[name].plain(), "bytes": one.nbytes}
+        {"method": name, "head_chosen": chosen[name].plain(), "head_given": given[name].plain(), "bytes": one.nbytes}
         for name, one in found.items()
     ]
-    return Finding(rows, _verdict(found, chosen, told), _sentences(chosen, told), _parts(context, chosen, told))
+    return Finding(rows, _verdict(found, chosen, given), _sentences(chosen, given), _parts(context, chosen, given))
 
 
-def _verdict(found: dict[str, Answered], chosen: dict[str, Measured], told: dict[str, Measured]) -> Verdict:
-    best = max(told, key=lambda name: told[name].mean)
+def _verdict(found: dict[str, Answered], chosen: dict[str, Measured], given: dict[str, Measured]) -> Verdict:
+    best = max(given, key=lambda name: given[name].mean)
     why = ""
-    if told[best].mean > told[MASS].mean:
-        gaps = {task: told[best].tasks[task] - value for task, value in told[MASS].tasks.items()}
+    if given[best].mean > given[MASS].mean:
+        gaps = {task: given[best].tasks[task] - value for task, value in given[MASS].tasks.items()}
         most = sorted(gaps, key=lambda task: -gaps[task])[:3]
         why = (
             f"It is lost most on {', '.join(f'{task} ({100 * gaps[task]:.1f} points)' for task in most)}: an input that is "
@@ -45,26 +45,26 @@ def _verdict(found: dict[str, Answered], chosen: dict[str, Measured], told: dict
             f"one layer can still go to the right expert. {best} weighs {found[best].nbytes / found[MASS].nbytes:.2f} times "
             f"as much. Without the head given, MASS has {percent(chosen[MASS].mean)}, {best} {percent(chosen[best].mean)}."
         )
-    margin = max(told[best].margin, told[MASS].margin)
+    margin = max(given[best].margin, given[MASS].margin)
     return Verdict(
-        "accuracy with the head given, mean over the tasks", best, told[best].mean, MASS, told[MASS].mean, margin, why
+        "accuracy with the head given, mean over the tasks", best, given[best].mean, MASS, given[MASS].mean, margin, why
     )
 
 
-def _sentences(chosen: dict[str, Measured], told: dict[str, Measured]) -> list[str]:
+def _sentences(chosen: dict[str, Measured], given: dict[str, Measured]) -> list[str]:
     return [
-        f"{name}: {percent(told[name].mean)} with the head given, {percent(chosen[name].mean)} with the head that it "
-        f"chooses; choosing costs {100 * (told[name].mean - chosen[name].mean):.1f} points."
-        for name in told
+        f"{name}: {percent(given[name].mean)} with the head given, {percent(chosen[name].mean)} with the head that it "
+        f"chooses; choosing costs {100 * (given[name].mean - chosen[name].mean):.1f} points."
+        for name in given
     ]
 
 
-def _parts(context: StudyContext, chosen: dict[str, Measured], told: dict[str, Measured]) -> list[Part]:
+def _parts(context: StudyContext, chosen: dict[str, Measured], given: dict[str, Measured]) -> list[Part]:
     lines = [
         [f"{name}, head {how}", percent(one.mean), "-" if one.deviation is None else f"{100 * one.deviation:.1f}",
          percent(one.normalised), *(percent(one.tasks[task]) for task in context.measured)]
-        for name in told
-        for how, one in (("given", told[name]), ("chosen", chosen[name]))
+        for name in given
+        for how, one in (("given", given[name]), ("chosen", chosen[name]))
     ]  # fmt: skip
     words = (
         "Head given: the method routes as usual, then the head of the true task answers. That is not MASS with "
@@ -72,7 +72,7 @@ def _parts(context: StudyContext, chosen: dict[str, Measured], told: dict[str, M
         "which would merge for that task too."
     )
     bars = {f"{name}, head {how}": (one.mean, one.margin)
-            for name in told for how, one in (("given", told[name]), ("chosen", chosen[name]))}  # fmt: skip
+            for name in given for how, one in (("given", given[name]), ("chosen", chosen[name]))}  # fmt: skip
     caption = "Accuracy with the head given and with the head that the method chooses, with its 95 % interval."
     return [Table(["method", "mean", "±", "normalised", *context.measured], lines), Text(words),
             Picture("oracle", caption, plots.ranked_bars(bars, f"{MASS}, head given"))]  # fmt: skip

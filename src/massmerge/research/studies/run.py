@@ -113,7 +113,7 @@ def run_studies(
         InputError: unknown study, or suite, bundle and recipe do not fit; nothing has been computed then.
     """
     if name != ALL and name not in STUDIES:
-        raise InputError(f"no study {name!r}. There are {', '.join(STUDIES)}, and {ALL}.")
+        raise InputError(f"no study {name!r}. Choose from {', '.join(STUDIES)}, and {ALL}.")
     settings, folder = settings or StudySettings(), Path(out)
     wanted = _with_options(list(STUDIES.values()) if name == ALL else [STUDIES[name]], settings)
     opened = open_studies(

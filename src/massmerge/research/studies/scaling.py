@@ -31,8 +31,8 @@ def run(context: StudyContext) -> Finding:
         rows.append(_row(count, MASS, "unknown", _mass(context, tasks)))
         for method in dict.fromkeys((best, _SUM)):
             found = StaticMerge(context, method, tasks).answers().answered
-            rows.append(_row(count, method, "told", found.measure(context, told=True)))
-            rows.append(_row(count, method, "unknown", found.measure(context, told=False)))
+            rows.append(_row(count, method, "given", found.measure(context, given=True)))
+            rows.append(_row(count, method, "unknown", found.measure(context, given=False)))
     return Finding(rows, _verdict(context, rows, best), _sentences(context, rows, best), _parts(context, rows, best))
 
 
@@ -49,7 +49,7 @@ def counts(context: StudyContext) -> list[int]:
 def best_static(context: StudyContext) -> str:
     """The static merge that does best on all tasks with the task given; it is chosen on the measured rows, in its favour."""
     methods = _QUICK_RIVALS if context.settings.quick else STATIC_METHODS
-    found = {name: StaticMerge(context, name).answers().answered.measure(context, told=True).mean for name in methods}
+    found = {name: StaticMerge(context, name).answers().answered.measure(context, given=True).mean for name in methods}
     rivals = {name: mean for name, mean in found.items() if name != _SUM} or found
     return max(rivals, key=rivals.__getitem__)
 
@@ -62,7 +62,7 @@ def _mass(context: StudyContext, tasks: list[str]) -> Measured:
     measured = [task for task in context.measured if task in tasks]
     size = Bundle(path, check=False).counted_bytes
     found, _ = mass_answers(context, partial(load, path, check=True), about, size, measured)
-    return found.measure(context, told=False)
+    return found.measure(context, given=False)
 
 
 def _row(count: int, method: str, task: str, found: Measured) -> dict[str, Any]:
@@ -72,8 +72,8 @@ def _row(count: int, method: str, task: str, found: Measured) -> dict[str, Any]:
 def _series(rows: list[dict[str, Any]], best: str) -> dict[str, list[dict[str, Any]]]:
     """The lines that are compared, MASS first."""
     lines = {
-        "MASS, task unknown": (MASS, "unknown"), f"{best}, task given": (best, "told"),
-        f"{_SUM}, task given": (_SUM, "told"), f"{best}, task unknown": (best, "unknown"),
+        "MASS, task unknown": (MASS, "unknown"), f"{best}, task given": (best, "given"),
+        f"{_SUM}, task given": (_SUM, "given"), f"{best}, task unknown": (best, "unknown"),
     }  # fmt: skip
     return {name: [r for r in rows if (r["method"], r["task"]) == wanted] for name, wanted in lines.items()}
 

@@ -94,7 +94,7 @@ class StaticMerge:
 
         def figure(scale: float) -> float:
             self.model.load_weights(rescale(scale))
-            return _told_figure(context, self.model, samples)
+            return _given_figure(context, self.model, samples)
 
         return best_scale(candidates(self.method, self.recipe.merge.own()), figure, context.progress)
 
@@ -120,7 +120,7 @@ class StaticMerge:
             del self.__dict__["model"]
 
 
-def _told_figure(context: StudyContext, model: StaticModel, samples: Sequence[Sample]) -> float:
+def _given_figure(context: StudyContext, model: StaticModel, samples: Sequence[Sample]) -> float:
     """The mean over the tasks of their metric on some samples, each answered by its own head."""
     order = sorted(samples, key=context.size)
     size = context.settings.batch_size
@@ -129,8 +129,8 @@ def _told_figure(context: StudyContext, model: StaticModel, samples: Sequence[Sa
         chunk = order[at : at + size]
         inputs, tasks = [context.input(s) for s in chunk], [s.task for s in chunk]
         pairs = model.outcomes(inputs, tasks, batch_size=size, **context.generation)
-        for sample, (_, told) in zip(chunk, pairs, strict=True):
+        for sample, (_, given) in zip(chunk, pairs, strict=True):
             truths, answers = found.setdefault(sample.task, ([], []))
             truths.append(sample.label)
-            answers.append(scored(context, told))
+            answers.append(scored(context, given))
     return mean_figure(context.ready.suite, found)

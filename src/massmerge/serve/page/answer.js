@@ -24,8 +24,7 @@ export function answerPanel(entry, bundle) {
 /** The answer in one sentence, for those who hear it. */
 export function sentence({ prediction }) {
   if (prediction.task === null) return "No task fits this input.";
-  const [kind, score] = [scoreName(prediction), scoreText(prediction)];
-  return `Answer: ${labelText(prediction)}, task ${prediction.task}${score ? `, ${kind} ${score}` : ""}.`;
+  return `Answer: ${labelText(prediction)}, task ${prediction.task}, confidence ${percent(prediction.confidence)}.`;
 }
 
 /** The label, or all labels that a multi-label task gives. */
@@ -54,13 +53,19 @@ function headline({ input, prediction }) {
       el("div", {},
         el("h2", { class: "label" }, none ? "No task fits" : labelText(prediction)),
         el("p", { class: "of-task" }, none
-          ? "The voters see none of the tasks in this input, so the bundle abstains."
+          ? noneWords(prediction)
           : ["task ", el("strong", {}, prediction.task)]),
       ),
-      none ? null : el("p", { class: "score" },
-        el("span", {}, scoreText(prediction)), el("small", {}, scoreName(prediction))),
+      none ? null : el("p", { class: "sure" },
+        el("span", {}, percent(prediction.confidence)), el("small", {}, "confidence"),
+        scoreText(prediction) ? el("small", {}, `${scoreName(prediction)} ${scoreText(prediction)}`) : null),
     ),
   );
+}
+
+function noneWords({ confidence }) {
+  if (typeof confidence !== "number") return "The voters see none of the tasks in this input, so the bundle abstains.";
+  return `The best answer has a confidence of ${percent(confidence)}, which is below the limit, so the bundle abstains.`;
 }
 
 function routing({ task, prediction }, bundle) {
@@ -99,12 +104,18 @@ function chosenWords(selected, weights, threshold) {
 }
 
 /** What the router rests on, in words. */
-function evidence({ lift, agreement, site }) {
+function evidence({ probabilities, margin, lift, agreement, typicality, site }) {
   const voters = site.split(" ");
+  const likely = Object.entries(probabilities ?? {}).sort((a, b) => b[1] - a[1]).slice(0, 3);
   const facts = [];
+  if (likely.length) facts.push(["probable tasks", likely.map(([name, p]) => `${name} ${percent(p)}`).join(", ")]);
+  if (typeof margin === "number") facts.push(["margin", `${number(margin)} standard deviations ahead of the next task`]);
   if (lift !== null) facts.push(["lift", `${number(lift)} × what a random subspace of its size would hold`]);
   if (agreement !== null) {
     facts.push(["agreement", `${Math.round(100 * agreement)} % among ${plural(voters.length, "voter")}`]);
+  }
+  if (typeof typicality === "number") {
+    facts.push(["typicality", `${percent(typicality)} of the tasks' own inputs are less typical`]);
   }
   facts.push(["voters", voters.join(", ")]);
   return el("details", {}, el("summary", {}, "Evidence"), definitions(facts));

@@ -1,7 +1,7 @@
 /** The last answers, in memory only; each can be seen again. */
 
-import { inputView, labelText, scoreText } from "./answer.js";
-import { byId, el } from "./dom.js";
+import { inputView, labelText } from "./answer.js";
+import { byId, el, percent } from "./dom.js";
 
 const MOST = 12;
 
@@ -38,7 +38,7 @@ export class History {
     if (prediction.task === null) return [el("strong", {}, "no task fits")];
     return [
       el("strong", {}, labelText(prediction)),
-      el("span", {}, `${prediction.task} · ${scoreText(prediction)}`),
+      el("span", {}, `${prediction.task} · ${percent(prediction.confidence)}`),
     ];
   }
 

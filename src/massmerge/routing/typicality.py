@@ -1,0 +1,141 @@
+"""Whether an input belongs to any task at all: how far it is from the inputs that a calibration has seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+_SHRINKAGE = (
+    0.3  # of the scatter's covariance towards a multiple of the identity; anything from 0.1 to 0.8 does as well
+)
+_DIRECTIONS = 64  # of the scatter that are kept; the others count alike
+_GAP = 2.0  # what being nearer to one task than to the others counts against being near; chosen on validation rows
+_FOLDS = 4
+_FLAT = 1e-6
+
+
+def fit_space(z: Tensor, owners: Tensor, tasks: int) -> dict[str, Tensor]:
+    """What one voter keeps of inputs of known task: the tasks' means, and the directions in which inputs of a task differ.
+
+    Args:
+        z: activations (n, d); normalised to length 1 here.
+        owners: task of each (n,).
+        tasks: number of tasks, each with at least one activation.
+
+    Returns:
+        `means (T, d)`, `directions (r, d)`, `weights (r)` and `floor (1)`, so that the squared distance of `z` to a mean
+        `p` is `floor · ‖z − p‖² + Σ weights · (directions · (z − p))²`.
+    """
+    units = normalize(z.float(), dim=1)
+    means = torch.stack([units[owners == t].mean(0) for t in range(tasks)])
+    scatter = (units - means[owners]) / math.sqrt(max(1, len(units) - tasks))
+    _, s, directions = torch.linalg.svd(scatter, full_matrices=False)
+    kept = min(_DIRECTIONS, int((s > _FLAT).sum()))
+    variance = float(s.square().sum()) / units.shape[1] or 1.0
+    rest = float(s[kept:].square().sum()) / max(1, units.shape[1] - kept)
+    floor = 1 / (_SHRINKAGE * variance + (1 - _SHRINKAGE) * rest)
+    weights = 1 / (_SHRINKAGE * variance + (1 - _SHRINKAGE) * s[:kept].square()) - floor
+    return {
+        "means": means,
+        "directions": directions[:kept].contiguous(),
+        "weights": weights,
+        "floor": torch.tensor([floor]),
+    }
+
+
+def log_distances(z: Tensor, space: Mapping[str, Tensor]) -> Tensor:
+    """The logarithm of the squared distance of activations (n, d) to each task's mean (n, T), as `fit_space` defines it."""
+    units, means = normalize(z.float(), dim=1), space["means"]
+    plain = torch.cdist(units, means, compute_mode="donot_use_mm_for_euclid_dist").square()
+    along = (units @ space["directions"].mT)[:, None] - means @ space["directions"].mT
+    return (space["floor"] * plain + (along.square() * space["weights"]).sum(2)).clamp_min(1e-12).log()
+
+
+def nearness(distances: Tensor) -> Tensor:
+    """How near inputs are to their nearest task, and how much nearer than to the others (n, 2).
+
+    Args:
+        distances: logarithms (n, T), the mean over voters.
+    """
+    own, count = distances.amin(1), distances.shape[1]
+    others = (distances.sum(1) - own) / max(1, count - 1)
+    return torch.stack([-own, others - own if count > 1 else torch.zeros_like(own)], 1)
+
+
+def fit_typicality(voters: Sequence[str], seen: Sequence[Tensor], owners: Tensor, tasks: int) -> dict[str, Tensor]:
+    """What is kept of inputs of known task: a space for each voter, and how near inputs usually are that were left out.
+
+    Args:
+        voters: their names.
+        seen: what each voter sees of the inputs (n, d).
+        owners: task of each (n,).
+        tasks: number of tasks.
+    """
+    fold = torch.zeros(len(owners), dtype=torch.long)
+    for task in range(tasks):
+        own = torch.where(owners == task)[0]
+        fold[own] = torch.arange(len(own)) % _FOLDS
+    left_out = []
+    for number in range(_FOLDS):
+        out, kept = fold == number, fold != number
+        if not bool(out.any()) or len(set(owners[kept].tolist())) < tasks:
+            continue  # a task with one input has none to be left out
+        spaces = [fit_space(z[kept], owners[kept], tasks) for z in seen]
+        distances = [log_distances(z[out], space) for z, space in zip(seen, spaces, strict=True)]
+        left_out.append(nearness(torch.stack(distances).mean(0)))
+    found = {
+        f"{voter}.{name}": tensor
+        for voter, z in zip(voters, seen, strict=True)
+        for name, tensor in fit_space(z, owners, tasks).items()
+    }
+    return {**found, "usual": _usual(torch.cat(left_out) if left_out else torch.zeros(1, 2))}
+
+
+def _usual(near: Tensor) -> Tensor:
+    """Mean and spread of nearness (n, 2), and of both together: (3, 2)."""
+    parts = torch.stack([near.mean(0), near.std(0, correction=0).clamp_min(_FLAT)], 1)
+    together = _together(near, parts)
+    return torch.cat([parts, torch.stack([together.mean(), together.std(correction=0).clamp_min(_FLAT)])[None]])
+
+
+def _together(near: Tensor, usual: Tensor) -> Tensor:
+    standard = (near - usual[:2, 0]) / usual[:2, 1]
+    return standard[:, 0] + _GAP * standard[:, 1]
+
+
+@dataclass(frozen=True)
+class Typicality:
+    """How typical inputs are of the tasks that a calibration has seen inputs of.
+
+    Attributes:
+        spaces: of each voter.
+        usual: as `fit_typicality` keeps it.
+    """
+
+    spaces: list[dict[str, Tensor]]
+    usual: Tensor
+
+    @classmethod
+    def load(cls, voters: Sequence[str], kept: Mapping[str, Tensor]) -> Typicality | None:
+        """From what `fit_typicality` has kept; none if that is not there for every voter."""
+        names = ("means", "directions", "weights", "floor")
+        if "usual" not in kept or any(f"{voter}.{name}" not in kept for voter in voters for name in names):
+            return None
+        return cls([{name: kept[f"{voter}.{name}"] for name in names} for voter in voters], kept["usual"])
+
+    @torch.inference_mode()
+    def __call__(self, seen: Sequence[Tensor], tasks: Sequence[int]) -> Tensor:
+        """About which share of the tasks' own inputs is less typical than each input (n,).
+
+        Args:
+            seen: what each voter sees (n, d).
+            tasks: positions of the tasks that are in question.
+        """
+        distances = [log_distances(z, space)[:, list(tasks)] for z, space in zip(seen, self.spaces, strict=True)]
+        together = _together(nearness(torch.stack(distances).mean(0)), self.usual)
+        return torch.special.ndtr((together - self.usual[2, 0]) / self.usual[2, 1])
