@@ -10,7 +10,7 @@ from massmerge.linalg.intervals import Figure, mean_of, wilson
 from massmerge.model.advice import advise
 from massmerge.model.answers import Routing
 from massmerge.model.calibrate import calibrate
-from massmerge.model.estimate import Confusion, Estimate, estimate, folds
+from massmerge.model.estimate import ConfusedPair, Estimate, estimate, folds
 from models import text_bundle
 
 OWNERS = torch.tensor([0] * 7 + [1] * 5 + [2] * 6)
@@ -38,7 +38,7 @@ def test_an_estimate_counts_each_task_and_where_its_inputs_go():
     found = estimate(["a", "b"], torch.tensor([0, 0, 0, 1]), routed("a", "b", "a", "b"))
     assert found.tasks == {"a": wilson(2, 3), "b": wilson(1, 1)}
     assert found.mean.value == pytest.approx(5 / 6)
-    assert found.confused == [Confusion("a", "b", pytest.approx(1 / 3))]
+    assert found.confused == [ConfusedPair("a", "b", pytest.approx(1 / 3))]
 
 
 def test_the_interval_of_a_mean_is_narrower_than_those_of_its_figures():
@@ -58,7 +58,7 @@ def test_inputs_that_say_nothing_are_estimated_at_chance(root, tmp_path):
 
 def given(value, **shares):
     figure = Figure(value, value, value)
-    return Estimate(figure, dict.fromkeys("ab", figure), [Confusion("a", "b", share) for share in shares.values()])
+    return Estimate(figure, dict.fromkeys("ab", figure), [ConfusedPair("a", "b", share) for share in shares.values()])
 
 
 def test_good_routing_needs_no_advice():

@@ -26,7 +26,7 @@ _MOST_PAIRS = 5
 
 
 @dataclass(frozen=True)
-class Confusion:
+class ConfusedPair:
     """Inputs of a task that go to another."""
 
     task: str
@@ -46,7 +46,7 @@ class Estimate:
 
     mean: Figure
     tasks: dict[str, Figure]
-    confused: list[Confusion]
+    confused: list[ConfusedPair]
 
     def plain(self) -> dict[str, Any]:
         """The estimate as plain data."""
@@ -140,7 +140,7 @@ def estimate(tasks: Sequence[str], owners: Tensor, routings: Sequence[Routing]) 
         counts[owner, tasks.index(routing.selected[0])] += 1
     figures = {task: wilson(int(counts[t, t]), int(counts[t].sum())) for t, task in enumerate(tasks)}
     pairs = [
-        Confusion(task, other, float(counts[t, o] / counts[t].sum()))
+        ConfusedPair(task, other, float(counts[t, o] / counts[t].sum()))
         for t, task in enumerate(tasks)
         for o, other in enumerate(tasks)
         if o != t
