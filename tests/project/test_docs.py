@@ -132,7 +132,7 @@ def same_line(shown: str, printed: str) -> bool:
 
 
 def close(shown: str, printed: str, *, size: bool = False) -> bool:
-    """Whether two numbers agree; sizes to a tenth: each key of a manifest and each line of a model card adds to them."""
+    """Whether two numbers agree; sizes to a tenth, since each key of a manifest adds to them."""
     if size:
         return abs(float(shown) - float(printed)) <= 0.1 * abs(float(shown))
     if re.fullmatch(r"-?\d+", shown):
