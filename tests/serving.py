@@ -119,7 +119,10 @@ class FakeModel:
             raise ZeroDivisionError(f"a library's own words about {item}")
         return item
 
-    def predict(self, rows, *, task=None, route="input", top=3, batch_size=32, on_error="raise"):
+    def predict(
+        self, rows, *, task=None, route="input", top=3, batch_size=32, on_error="raise", session=None, memory=None
+    ):
+        self.sessions = None if session is None else (list(session), memory)
         self.batches.append((list(rows), task, route, top))
         assert self.gate.wait(30)
         if "poison" in rows:

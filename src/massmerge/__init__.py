@@ -33,13 +33,14 @@ if TYPE_CHECKING:
     from massmerge.recipe import Recipe
     from massmerge.research.interpret.decoding import interpret
     from massmerge.research.studies.run import study
+    from massmerge.routing.sessions import Sessions
 
 __version__ = "0.1.0"
 __all__ = [
     "Answer", "Bundle", "Evaluation", "Explanation", "Generation", "InputError", "Inspection", "MassError", "Model",
-    "Pipeline", "Plan", "Prediction", "Problem", "Push", "Recipe", "Routing", "StaticModel", "Suite", "Verification",
-    "__version__", "add", "calibrate", "choose_scale", "evaluate", "explain", "export", "head", "inspect", "interpret",
-    "load", "make_plan", "merge", "pipeline", "pull", "push", "remove", "study", "verify",
+    "Pipeline", "Plan", "Prediction", "Problem", "Push", "Recipe", "Routing", "Sessions", "StaticModel", "Suite",
+    "Verification", "__version__", "add", "calibrate", "choose_scale", "evaluate", "explain", "export", "head", "inspect",
+    "interpret", "load", "make_plan", "merge", "pipeline", "pull", "push", "remove", "study", "verify",
 ]  # fmt: skip
 
 # Where each name lives, so that `mass --version` and `mass -h` need not wait seconds for torch and transformers.
@@ -67,6 +68,7 @@ _HOMES = {
     "recipe": ("Recipe",),
     "research.interpret.decoding": ("interpret",),
     "research.studies.run": ("study",),
+    "routing.sessions": ("Sessions",),
 }
 # Verbs whose function has a longer name at home, where the verb alone would say too little.
 _VERBS = {

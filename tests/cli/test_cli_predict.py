@@ -316,3 +316,27 @@ def test_a_bundle_without_a_tokenizer_is_an_error_of_the_call(root, here, item):
     assert done.exit_code == 2
     assert "the bundle has no tokenizer that can be loaded" in done.stderr
     assert done.stdout == ""
+
+
+# Sessions
+
+
+def test_rows_of_a_session_are_decided_together(text, tmp_path):
+    table = tmp_path / "boxes.csv"
+    table.write_text("box,body\n1,call now\n1,vote on the law\n,a quiet film\n")
+    found = rows(text, table, "--column", "body", "--session", "box")
+    model = massmerge.load(text)
+    expected = model.predict(["call now", "vote on the law", "a quiet film"], session=["1", "1", None])
+    assert [row["routing"]["residuals"] for row in found] == [pytest.approx(p.routing.residuals) for p in expected]
+    assert found[0]["routing"]["residuals"] == found[1]["routing"]["residuals"] != found[2]["routing"]["residuals"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [(["call now"], "names a column"), (["{}", "--column", "body"], "no column 'nope'")],
+)
+def test_a_session_that_no_table_has_is_an_error(text, tmp_path, given, message):
+    table = tmp_path / "mail.csv"
+    table.write_text("body\ncall now\n")
+    done = run(text, *(word.format(table) for word in given), "--session", "nope")
+    assert done.exit_code in (1, 2) and message in done.output

@@ -70,6 +70,16 @@ def test_options_reach_the_model(held):
     assert held.model.batches[-1] == (["a"], ["spam", "topic"], "batch", 2)
 
 
+def test_a_session_reaches_the_model_with_one_memory_for_all_requests(held):
+    held.predict(["a", "b"], session="x")
+    keys, memory = held.model.sessions
+    assert keys == ["x", "x"]
+    held.predict("a", session="y")
+    assert held.model.sessions == (["y"], memory)
+    held.predict("a")
+    assert held.model.sessions is None
+
+
 def test_a_fault_of_the_service_is_a_500_without_a_trace(held):
     assert error_of(held.predict("poison")) == (500, "internal")
 
@@ -97,6 +107,8 @@ def test_a_fault_of_the_service_is_a_500_without_a_trace(held):
         (b'{"inputs": "a", "route": "all"}', (422, "invalid")),
         (b'{"inputs": "a", "task": "nope"}', (422, "unknown_task")),
         (b'{"inputs": "a", "tasks": []}', (422, "invalid")),
+        (b'{"inputs": "a", "session": ""}', (422, "invalid")),
+        (b'{"inputs": "a", "session": "x", "route": "batch"}', (422, "invalid")),
         (b'{"inputs": "a", "task": "spam", "tasks": ["spam"]}', (422, "invalid")),
         (b'{"inputs": ["a", "a", "a", "a", "a"]}', (413, "too_many_inputs")),
         (b'{"inputs": "' + b"x" * 200 + b'"}', (422, "unreadable")),
@@ -395,7 +407,7 @@ def test_the_description_names_every_path_with_examples_and_errors(held):
         assert post["requestBody"]["content"]["application/json"]["examples"]
     names = set(found["components"]["schemas"])
     assert {part.partition('"')[0] for part in json.dumps(found).split("#/components/schemas/")[1:]} - {
-        f"Options/properties/{name}" for name in ("task", "tasks", "top_k", "route", "explain")
+        f"Options/properties/{name}" for name in ("task", "tasks", "top_k", "route", "session", "explain")
     } <= names
     page = held.client.get("/docs")
     assert (

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,8 +23,8 @@ from massmerge.cli.common import (
     verb,
 )
 from massmerge.cli.writers import FORMATS, choose_format, open_writer
-from massmerge.errors import MassError
-from massmerge.io.rows import read_inputs
+from massmerge.errors import InputError, MassError
+from massmerge.io.rows import TABLE_SUFFIXES, NamedInput, read_inputs
 from massmerge.model.load import load
 
 
@@ -35,23 +38,29 @@ from massmerge.model.load import load
 @click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="Answers per input.")
 @click.option("--route", type=click.Choice(["input", "batch"]), default="input", show_default=True,
               help="Decide per input, or once per batch of inputs of one task.")  # fmt: skip
+@click.option("--session", help="Column of the table whose rows with one value share evidence of their task.")
 @batch_size_option
 @cache_option
 @click.option("--strict", is_flag=True, help="Stop at the first input that cannot be answered.")
 @verb
 def predict(
     bundle: str, inputs: tuple[str, ...], tasks: tuple[str, ...], column: str | None, out: str | None, wanted: str | None,
-    top: int, route: str, batch_size: int, cache: str, strict: bool, as_json: bool, quiet: bool,
+    top: int, route: str, session: str | None, batch_size: int, cache: str, strict: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Answer INPUTS with BUNDLE: text, image files, folders, .txt, .csv, .jsonl, .parquet, or - for lines on standard input.
 
     Exit code 1 if an input could not be answered; the others still are.
     """
     form = choose_format(wanted, out, as_json=as_json)
+    if session and not any(Path(one).suffix.lower() in TABLE_SUFFIXES for one in inputs):
+        raise InputError(f"--session {session}: names a column, and there is no table among the inputs.")
     model = load(bundle, cache=cache, check=True)
     refuse_unreadable(model)
-    rows = read_inputs(inputs, image=model.takes_images, column=column, stdin=sys.stdin)
+    rows = read_inputs(inputs, image=model.takes_images, column=column, session=session, stdin=sys.stdin)
     options: dict[str, Any] = {"task": list(tasks) or None, "route": route, "top": top, "batch_size": batch_size}
+    keys: deque[str | None] = deque()
+    if session:
+        rows, options["session"] = _noting(rows, keys), _taken(keys)
     failed = count = 0
     bar = tqdm(unit="input", disable=quiet or form == "table" or None, leave=False, delay=1.0)
     with open_writer(form, out) as writer, bar:
@@ -67,3 +76,16 @@ def predict(
     refuse_failures(failed, count, "input")
     if out and not quiet:
         click.echo(f"{plural(count, 'answer')} in {out}", err=True)
+
+
+def _noting(rows: Iterable[NamedInput], keys: deque[str | None]) -> Iterator[NamedInput]:
+    """Rows as they are read, with the session of each put aside."""
+    for row in rows:
+        keys.append(row.session)
+        yield row
+
+
+def _taken(keys: deque[str | None]) -> Iterator[str | None]:
+    """The sessions of the rows that have been read; each is taken right after its row."""
+    while keys:
+        yield keys.popleft()

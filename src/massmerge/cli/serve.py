@@ -55,6 +55,17 @@ def finite(_: click.Context, __: click.Parameter, value: float) -> float:
     "--queue", type=click.IntRange(1), default=512, show_default=True, help="Inputs that may wait in the queue."
 )
 @click.option(
+    "--sessions", type=click.IntRange(1), default=10_000, show_default=True, help="Sessions that are remembered."
+)
+@click.option(
+    "--session-expiry",
+    type=click.FloatRange(0, min_open=True),
+    callback=finite,
+    default=600.0,
+    show_default=True,
+    help="Seconds without a request after which a session is forgotten.",
+)
+@click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
     callback=finite,

@@ -32,15 +32,23 @@ class NamedInput(NamedTuple):
     name: str
     item: Any
     """The input, or the error that stands in its place."""
+    session: str | None = None
+    """The source that it came from with others, where a column of its table tells."""
 
 
 def read_inputs(
-    given: Iterable[str], *, image: bool, column: str | None = None, stdin: TextIO | None = None
+    given: Iterable[str],
+    *,
+    image: bool,
+    column: str | None = None,
+    session: str | None = None,
+    stdin: TextIO | None = None,
 ) -> Iterator[NamedInput]:
     """Every input that a command line names, one after the other; what cannot be read is an input that is an error.
 
     `-` is standard input, one input per line. A text file gives one input per line, a table one per row, a folder one per
-    file. For a text model anything that is not a file is the text itself, unless it looks like the name of one.
+    file. For a text model anything that is not a file is the text itself, unless it looks like the name of one. `column` and
+    `session` are columns of tables.
     """
     for argument in given:
         path = Path(argument)
@@ -54,7 +62,7 @@ def read_inputs(
             wrong = "the file is empty" if _exists(path) else "no such file"
             yield NamedInput(argument, InputError(f"{argument}: {wrong}."))
         elif path.suffix.lower() in TABLE_SUFFIXES and _exists(path):
-            yield from _table(path, column, image=image)
+            yield from _table(path, column, session, image=image)
         elif image:
             yield NamedInput(argument, path)
         elif _exists(path):
@@ -145,19 +153,20 @@ def _why_unread(error: UnicodeDecodeError | OSError) -> str:
     return f"not UTF-8 text ({error.reason}). Save it as UTF-8."
 
 
-def _table(path: Path, column: str | None, *, image: bool) -> Iterator[NamedInput]:
+def _table(path: Path, column: str | None, session: str | None, *, image: bool) -> Iterator[NamedInput]:
     """A column of a table; pictures in it are bytes, or paths relative to the table."""
     if column is None:
         yield NamedInput(str(path), InputError(f"{path}: name the column that holds the inputs: --column NAME."))
         return
-    for number, row in _numbered_rows(path, [column]):
+    for number, row in _numbered_rows(path, [column, *([session] if session else [])]):
         name = str(path) if number is None else f"{path}:{number}"
         if isinstance(row, InputError):
             yield NamedInput(name, InputError(f"{name}: {row}"))
         elif row.get(column) in (None, ""):
             yield NamedInput(name, InputError(f"{name}: the column {column!r} is empty."))
         else:
-            yield NamedInput(name, picture(row[column], path.parent) if image else str(row[column]))
+            key = None if session is None or row[session] in (None, "") else str(row[session])
+            yield NamedInput(name, picture(row[column], path.parent) if image else str(row[column]), key)
 
 
 def read_table(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any] | InputError]:

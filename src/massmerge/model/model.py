@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -23,6 +24,7 @@ from massmerge.model.route.stages import Stages, milliseconds
 from massmerge.model.second_pass.sets import Passed, Sets
 from massmerge.recipe import Unknown
 from massmerge.routing import Site
+from massmerge.routing.sessions import Keys, SessionKeys, Sessions, all_together, session_batches
 
 
 class Model(Answering):
@@ -72,6 +74,8 @@ class Model(Answering):
         top: int = 3,
         batch_size: int = 32,
         unknown: Unknown | dict[str, float] | None = None,
+        session: Keys = None,
+        memory: Sessions | None = None,
         on_error: Literal["raise", "row"] = "raise",
     ) -> list[Prediction]:
         """Answer inputs: text, pairs of texts, PIL images, paths, arrays or ready tensors; one, or any iterable of them.
@@ -83,14 +87,20 @@ class Model(Answering):
             top: how many answers to give, the best included.
             batch_size: how many inputs run at once.
             unknown: when to answer that no task fits, instead of what the recipe says.
+            session: a key for all inputs, or one for each (None for an input by itself): inputs of one key are decided
+                together, by the mean of what they say.
+            memory: remembers sessions, so that inputs of earlier calls count too; without it a call knows only its own.
             on_error: whether an input that cannot be answered stops everything or has its error in its row.
 
         Raises:
             InputError: an unknown task, an input that cannot be read, or tasks without heads.
             MassError: the output for an input is NaN or infinite, or it belongs to a task without a head.
         """
-        options = {"task": task, "route": route, "top": top, "batch_size": batch_size, "unknown": unknown}
-        return list(self.stream(several(inputs), on_error=on_error, **options))  # type: ignore[arg-type]
+        options: dict[str, Any] = {
+            "task": task, "route": route, "top": top, "batch_size": batch_size, "unknown": unknown, "memory": memory,
+            "on_error": on_error,
+        }  # fmt: skip
+        return all_together(several(inputs), session, partial(self.stream, **options))
 
     def stream(
         self,
@@ -101,9 +111,14 @@ class Model(Answering):
         top: int = 3,
         batch_size: int = 32,
         unknown: Unknown | dict[str, float] | None = None,
+        session: Keys = None,
+        memory: Sessions | None = None,
         on_error: Literal["raise", "row"] = "raise",
     ) -> Iterator[Prediction]:
-        """As `predict`, one batch at a time: memory does not grow with the number of inputs."""
+        """As `predict`, one batch at a time: memory does not grow with the number of inputs.
+
+        Of a session, an input knows those of its own batch and earlier ones; keep the inputs of a session together.
+        """
         allowed = self.core.positions(task)
         self._refuse_headless(allowed)
         choice = self.stages.choice(allowed, self.stages.limits(unknown))
@@ -111,9 +126,16 @@ class Model(Answering):
             raise InputError("top and batch_size must be at least 1.")
         if route not in ("input", "batch"):
             raise InputError(f"route is 'input' or 'batch', not {route!r}.")
-        for rows in self.core.rows(inputs, batch_size, on_error):
-            for answer in answered(rows, lambda good: self._answer(good, choice, route, top), Prediction):
-                yield or_raised(answer, on_error)
+        if session is not None and route == "batch":
+            raise InputError("route='batch' makes one decision for all inputs: leave it out, or session.")
+        memory = Sessions() if memory is None else memory
+        for keys, items in session_batches(inputs, session, batch_size):
+            for rows in self.core.rows(items, batch_size, on_error):
+                good = [key for key, row in zip(keys, rows, strict=True) if not isinstance(row, InputError)]
+                own = None if session is None else SessionKeys(memory, good)
+                answer = partial(self._answer, choice=choice, route=route, top=top, session=own)
+                for prediction in answered(rows, answer, Prediction):
+                    yield or_raised(prediction, on_error)
 
     def outcomes(
         self, inputs: Sequence[Any], tasks: Sequence[str], *, batch_size: int = 32
@@ -293,9 +315,11 @@ class Model(Answering):
             yield rows, own
             at += len(rows)
 
-    def _answer(self, rows: list[Row], choice: Choice, route: str, top: int) -> list[Prediction]:
+    def _answer(
+        self, rows: list[Row], *, choice: Choice, route: str, top: int, session: SessionKeys | None
+    ) -> list[Prediction]:
         batch = self.core.batch(rows)
-        routings, timings = self.stages.route(batch, choice, route)
+        routings, timings = self.stages.route(batch, choice, route, session)
         answer = self._answer_unclear if route == "input" else self._answer_routed
         found = answer(batch, routings, timings, top)
         self.core.refuse_damage()  # what was computed while a file changed is no answer

@@ -27,6 +27,8 @@ def choice_of(options: Options | HuggingFaceParameters, request_id: str, known: 
         raise ServiceError(422, "unknown_task", f"There is no task {shown}. Choose from {', '.join(known)}.")
     tasks = None if names is None else tuple(name for name in known if name in names)
     if isinstance(options, Options) and options.route == "batch":
+        if options.session is not None:
+            raise ServiceError(422, "invalid", "Give session or route: batch, not both.")
         return BatchKey(tasks, "batch", request_id)
     return BatchKey(tasks)
 

@@ -39,6 +39,7 @@ class Metrics:
         self.abstentions = Counter("mass_abstentions", "Inputs that no task fits.", registry=here)
         self.faults = Counter("mass_input_errors", "Inputs that could not be answered.", ["code"], registry=here)
         self.queue = Gauge("mass_queue_length", "Inputs in the queue.", registry=here)
+        self.sessions = Gauge("mass_sessions", "Sessions that are remembered.", registry=here)
         self.active = Gauge("mass_active_requests", "Requests in progress.", registry=here)
         self.ready = Gauge("mass_ready", "1 when the bundle is loaded and warmed.", registry=here)
         self.reloads = Counter("mass_reloads", "Reloads of the bundle.", ["result"], registry=here)

@@ -36,7 +36,8 @@ def make_routes(service: Service) -> APIRouter:
         items, options = await read_predict(request, service.settings)
         state = request.state
         choice = choice_of(options, state.request_id, service.loaded.model.tasks)
-        outcomes = await _answers(service, request, items, choice, EVERYTHING if options.explain else options.top_k)
+        top = EVERYTHING if options.explain else options.top_k
+        outcomes = await _answers(service, request, items, choice, top, options.session)
         body: dict[str, Any] = {
             "request_id": state.request_id,
             "model": service.settings.model_name,
@@ -87,9 +88,11 @@ async def _hugging_face_items(
     return (items, body.parameters or HuggingFaceParameters()), single
 
 
-async def _answers(service: Service, request: Request, items: list[Item], choice: BatchKey, top: int) -> list[Outcome]:
+async def _answers(
+    service: Service, request: Request, items: list[Item], choice: BatchKey, top: int, session: str | None = None
+) -> list[Outcome]:
     request.state.inputs = len(items)
-    return await service.answer(request, items, choice, top, request.state.deadline)
+    return await service.answer(request, items, choice, top, request.state.deadline, session)
 
 
 def _status(outcomes: list[Outcome]) -> int:

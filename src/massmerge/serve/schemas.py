@@ -42,6 +42,12 @@ class Options(_Given):
     route: Literal["input", "batch"] = Field(
         default="input", description="Decide for each input, or once for all inputs of this request."
     )
+    session: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="A key of the source: inputs of recent requests with the same key count in the choice of the task.",
+    )
     explain: bool = Field(default=False, description="Include an explanation: residuals, weights, heads, timings.")
 
 

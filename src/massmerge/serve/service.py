@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from massmerge.errors import MassError
 from massmerge.model.model import Model
+from massmerge.routing.sessions import Sessions
 from massmerge.serve.batching import Batcher, BatchKey, Outcome
 from massmerge.serve.decoding import Decoder
 from massmerge.serve.errors import ClientGone, ServiceError
@@ -23,7 +24,7 @@ from massmerge.serve.logs import without_values
 from massmerge.serve.metrics import Metrics
 from massmerge.serve.settings import ServiceSettings
 from massmerge.serve.traffic import Traffic
-from massmerge.serve.worker import Worker
+from massmerge.serve.worker import InSession, Worker
 
 log = logging.getLogger("massmerge.serve")
 _R = TypeVar("_R")
@@ -55,13 +56,15 @@ class Service:
     def start(self) -> None:
         """Begin to load; the service is alive at once, and ready when that is done."""
         settings = self.settings
-        worker = Worker(self._model, max_text=settings.max_text, max_pixels=settings.max_pixels)
+        sessions = Sessions(expiry=settings.session_expiry, limit=settings.sessions)
+        worker = Worker(self._model, max_text=settings.max_text, max_pixels=settings.max_pixels, sessions=sessions)
         self._batcher = Batcher(
             worker, size=settings.batch_size, wait=settings.batch_wait / 1000, limit=settings.queue,
             begin=self._set_threads, hear=self.metrics.batch, died=self._died,
         )  # fmt: skip
         self._decoder = Decoder(worker, settings, self._set_threads)
         self.metrics.queue.set_function(lambda: self.waiting)
+        self.metrics.sessions.set_function(lambda: len(sessions))
         self.metrics.ready.set_function(lambda: self._loaded is not None and not self.ending)
         self.loading = asyncio.create_task(self._first_load())
 
@@ -155,7 +158,13 @@ class Service:
     # Answers
 
     async def answer(
-        self, request: Request, items: Sequence[Any], choice: BatchKey, top: int, deadline: float
+        self,
+        request: Request,
+        items: Sequence[Any],
+        choice: BatchKey,
+        top: int,
+        deadline: float,
+        session: str | None = None,
     ) -> list[Outcome]:
         """Answer the inputs of a request, whose body has been read.
 
@@ -163,7 +172,7 @@ class Service:
             ServiceError: there is no room, or no time left.
             ClientGone: nobody waits for the answer any more.
         """
-        work = asyncio.create_task(self._answer(items, choice, top, deadline))
+        work = asyncio.create_task(self._answer(items, choice, top, deadline, session))
         gone = asyncio.ensure_future(_disconnected(request))
         self._under_way.add(work)
         try:
@@ -189,7 +198,9 @@ class Service:
         self.traffic.count(results)
         return outcomes
 
-    async def _answer(self, items: Sequence[Any], choice: BatchKey, top: int, deadline: float) -> list[Outcome]:
+    async def _answer(
+        self, items: Sequence[Any], choice: BatchKey, top: int, deadline: float, session: str | None
+    ) -> list[Outcome]:
         assert self._batcher is not None and self._decoder is not None
         model = self._model()
         if model.takes_images:
@@ -197,6 +208,8 @@ class Service:
                 message = f"{self.waiting} inputs are waiting; the limit is {self.settings.queue}."
                 raise ServiceError(503, "full", message, self._batcher.retry_after())
             items = await self._decoder.read(items, model)
+        if session is not None:
+            items = [InSession(item, session) for item in items]
         left = deadline - asyncio.get_running_loop().time()
         # Half of the time: how long the queue takes is a guess, and an answer that comes too late is work for nothing.
         job = self._batcher.submit(items, choice, top, left / 2)

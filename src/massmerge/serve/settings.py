@@ -29,6 +29,10 @@ class ServiceSettings:
     """Milliseconds that the first input of a batch waits for others."""
     queue: int = 512
     """Inputs that may wait; a request beyond that is refused at once."""
+    sessions: int = 10_000
+    """Sessions that are remembered; beyond that the least recently used are forgotten."""
+    session_expiry: float = 600.0
+    """Seconds without a request after which a session is forgotten."""
     timeout: float = 30.0
     """Seconds from a request's first byte to its answer."""
     max_requests: int = 256

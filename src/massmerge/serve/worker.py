@@ -10,6 +10,7 @@ from typing import Any
 from massmerge.errors import DamageError, InputError
 from massmerge.model.answers import Prediction
 from massmerge.model.model import Model
+from massmerge.routing.sessions import Sessions
 from massmerge.serve.batching import BatchKey, Fault
 from massmerge.serve.images import decode_base64, open_image
 from massmerge.serve.logs import without_values
@@ -42,6 +43,14 @@ class Read:
     given: Item
 
 
+@dataclass(frozen=True)
+class InSession:
+    """An input of a request that names its session."""
+
+    item: Item | Read | Fault
+    session: str
+
+
 Item = str | SentText | SentImage
 """A bare string is what the model takes: a text, or an image as base64."""
 
@@ -53,16 +62,23 @@ class Worker:
         model: gives the model; a reload changes what it gives.
         max_text: characters of one text.
         max_pixels: pixels of one image.
+        sessions: where the sessions of requests are remembered.
     """
 
-    def __init__(self, model: Callable[[], Model], *, max_text: int, max_pixels: int) -> None:
+    def __init__(
+        self, model: Callable[[], Model], *, max_text: int, max_pixels: int, sessions: Sessions | None = None
+    ) -> None:
         self._model, self._max_text, self._max_pixels = model, max_text, max_pixels
+        self._sessions = Sessions() if sessions is None else sessions
 
-    def __call__(self, items: Sequence[Item | Read | Fault], choice: BatchKey, top: int) -> list[Prediction | Fault]:
+    def __call__(
+        self, items: Sequence[Item | Read | Fault | InSession], choice: BatchKey, top: int
+    ) -> list[Prediction | Fault]:
         """An answer or a fault for each item."""
         model = self._model()
-        found = [self._row(item, model) for item in items]
-        rows = [one.row for one in found if isinstance(one, Read)]
+        keys = [item.session if isinstance(item, InSession) else None for item in items]
+        found = [self._row(item.item if isinstance(item, InSession) else item, model) for item in items]
+        rows = [(one.row, key) for one, key in zip(found, keys, strict=True) if isinstance(one, Read)]
         answers = iter(self._predict(model, rows, choice, top))
         return [one if isinstance(one, Fault) else next(answers) for one in found]
 
@@ -99,14 +115,18 @@ class Worker:
             raise InputError(f"the text has more than {self._max_text:,} characters. Split it.")
         return item.text if item.pair is None else (item.text, item.pair)
 
-    def _predict(self, model: Model, rows: list[Any], choice: BatchKey, top: int) -> list[Prediction | Fault]:
-        """Answers to rows in one batch; if they cannot run together, to each by itself."""
+    def _predict(
+        self, model: Model, rows: list[tuple[Any, str | None]], choice: BatchKey, top: int
+    ) -> list[Prediction | Fault]:
+        """Answers to rows, each with its session, in one batch; if they cannot run together, to each by itself."""
         if not rows:
             return []
         tasks = None if choice.tasks is None else list(choice.tasks)
         try:
             options: dict[str, Any] = {"route": choice.route, "top": top, "batch_size": len(rows), "on_error": "row"}
-            found = model.predict(rows, task=tasks, **options)
+            if any(key is not None for _, key in rows):
+                options |= {"session": [key for _, key in rows], "memory": self._sessions}
+            found = model.predict([row for row, _ in rows], task=tasks, **options)
             return [Fault("unanswerable", answer.error) if answer.error else answer for answer in found]
         except DamageError:
             raise

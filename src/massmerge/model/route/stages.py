@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from pydantic import ValidationError
@@ -31,6 +31,7 @@ from massmerge.recipe import RouterOptions, Unknown
 from massmerge.routing import Site
 from massmerge.routing.confidence import DATA_FREE, ConfidenceRule, head_evidence
 from massmerge.routing.router import Router
+from massmerge.routing.sessions import SessionKeys
 from massmerge.routing.typicality import Typicality
 
 BATCH_PROBES = 4  # inputs that decide for a whole batch of one task
@@ -157,7 +158,7 @@ class Stages:
         return Choice(self.tasks, allowed or everything, self.options, self.top_k, limits, self.rule, self.targets)
 
     def route(
-        self, batch: dict[str, Tensor], choice: Choice, by: str = "input"
+        self, batch: dict[str, Tensor], choice: Choice, by: str = "input", session: SessionKeys | None = None
     ) -> tuple[list[Routing], dict[str, float]]:
         """The routing of each input of a batch, and what it took in milliseconds; no head has been asked.
 
@@ -165,38 +166,41 @@ class Stages:
             batch: the inputs.
             choice: what is decided among; a task that is given needs no look.
             by: `input`, or `batch` for one decision by the first inputs.
+            session: the inputs' sessions, whose evidence is shared.
         """
         count = next(iter(batch.values())).shape[0]
         if len(choice.allowed) == 1:
             name = self.tasks[choice.allowed[0]]
             return [Routing({}, {name: 1.0}, [name], "none: the task was given", probabilities={name: 1.0})] * count, {}
         if by == "input":
-            return self.look(batch, choice)
+            return self.look(batch, choice, session=session)
         routings, timings = self.look({k: v[:BATCH_PROBES] for k, v in batch.items()}, choice, shared=True)
         return routings * count, timings
 
     def look(
-        self, batch: dict[str, Tensor], choice: Choice, *, shared: bool = False
+        self, batch: dict[str, Tensor], choice: Choice, *, shared: bool = False, session: SessionKeys | None = None
     ) -> tuple[list[Routing], dict[str, float]]:
         """The same by the looks, whatever was given; with `shared` one decision for all inputs."""
         passes = 0.0
         typical: list[Tensor] = []
 
-        def votes(look: Look, rows: dict[str, Tensor]) -> Votes:
+        def votes(look: Look, rows: dict[str, Tensor], own: SessionKeys | None) -> Votes:
             nonlocal passes
             began = time.perf_counter()
             activations = look.first_pass(rows)
             passes += milliseconds(began)
             if look is self.first and self.typical is not None:
                 typical.append(self.typical([a.pooled() for a in activations], choice.allowed))
-            return cast_votes(look.voters, activations, look.router)
+            cast = cast_votes(look.voters, activations, look.router)
+            return cast if own is None else replace(cast, scores=own.memory.combined(look, own.keys, cast.scores))
 
         def again(unsure: list[int]) -> Votes:
             assert self.second is not None
-            return votes(self.second, batch if shared else {k: v[torch.tensor(unsure)] for k, v in batch.items()})
+            own = None if session is None else session.of(unsure)
+            return votes(self.second, batch if shared else {k: v[torch.tensor(unsure)] for k, v in batch.items()}, own)
 
         began = time.perf_counter()
-        routings = self.decide(votes(self.first, batch), again, choice, shared=shared)
+        routings = self.decide(votes(self.first, batch, session), again, choice, shared=shared)
         for found in typical:
             values = [float(found.mean())] if shared else found.tolist()
             routings = [typical_or_none(r, v, choice.unknown) for r, v in zip(routings, values, strict=True)]
