@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from massmerge.model.speed.lengths import lengthened
+
 _M = TypeVar("_M", bound=nn.Module)
 
 
@@ -49,12 +51,13 @@ def take_rows(value: Any, rows: slice | Tensor, batch: int) -> Any:
 
 
 def join_rows(values: list[Any]) -> Any:
-    """Put outputs for successive rows together again."""
+    """Put outputs for successive rows together again; zeros stand where some have fewer tokens than others."""
     first = values[0]
     if len(values) == 1 or first is None:
         return first
     if isinstance(first, Tensor):
-        return torch.cat(values) if first.ndim > 0 else first
+        tokens = max(value.shape[1] for value in values) if first.ndim > 2 else 0
+        return torch.cat([lengthened(value, tokens) for value in values]) if first.ndim > 0 else first
     if isinstance(first, dict):
         joined = {k: join_rows([v[k] for v in values]) for k in first}
         return type(first)(**joined) if type(first) is not dict else joined

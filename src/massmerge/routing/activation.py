@@ -38,6 +38,13 @@ class Activation:
         """One vector (batch, width) for each input."""
         return self.averaged(self.rows)
 
+    def of(self, inputs: Tensor) -> Activation:
+        """The vectors of some inputs, in that order."""
+        if self.tokens is None:
+            return Activation(self.rows[inputs])
+        own = torch.split(self.rows, self.tokens.tolist())
+        return Activation(torch.cat([own[i] for i in inputs.tolist()]), self.tokens[inputs])
+
 
 def joined(parts: list[Activation]) -> Activation:
     """The activations of successive parts of a batch as one."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from massmerge.model.speed.lengths import length_groups, trimmed
 from massmerge.model.speed.parallel import parts_of, run_parts
 from massmerge.routing.activation import Activation, joined
 from massmerge.routing.sites import Site, routed_part
@@ -34,6 +35,15 @@ class _Stop(Exception):
     """Raised at the last site."""
 
 
+@dataclass
+class _Running:
+    """A first pass that is under way: what voters have seen so far, by their places."""
+
+    seen: dict[int, Activation]
+    mask: Tensor | None
+    batch: int
+
+
 class FirstPass:
     """Runs a model up to the last voting site.
 
@@ -54,12 +64,16 @@ class FirstPass:
             module.register_forward_pre_hook(self._hook(name, final=name == last))
 
     def _hook(self, name: str, *, final: bool) -> Any:
+        own = [place for place, voter in enumerate(self.voters) if voter.site.name == name]
+
         def collect(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            """Keep what the site reads, if this thread is in a first pass."""
-            found: dict[str, Tensor] | None = getattr(self._here, "found", None)
-            if found is None:
+            """Keep what the voters of the site take of it, if this thread is in a first pass: never the whole activation."""
+            running: _Running | None = getattr(self._here, "running", None)
+            if running is None:
                 return
-            found.setdefault(name, args[0])
+            for place in own:
+                if place not in running.seen:
+                    running.seen[place] = _seen(args[0], self.voters[place].token, running.mask, running.batch)
             if final:
                 raise _Stop
 
@@ -68,6 +82,10 @@ class FirstPass:
     def __call__(self, inputs: dict[str, Tensor]) -> list[Activation]:
         """What each voter sees, in the order of the voters."""
         first = next(iter(inputs.values()))
+        groups = length_groups(inputs)
+        if len(groups) > 1:
+            found = run_parts(lambda rows: self._run(trimmed(inputs, rows)), groups)
+            return [_in_order(list(parts), groups) for parts in zip(*found, strict=True)]
 
         def run(rows: slice) -> list[Activation]:
             return self._run({name: tensor[rows] for name, tensor in inputs.items()})
@@ -77,17 +95,20 @@ class FirstPass:
 
     @torch.inference_mode()
     def _run(self, inputs: dict[str, Tensor]) -> list[Activation]:
-        found: dict[str, Tensor] = {}
-        self._here.found = found
+        running = self._here.running = _Running({}, inputs.get("attention_mask"), next(iter(inputs.values())).shape[0])
         try:
             self._part(**inputs)
         except _Stop:
             pass
         finally:
-            del self._here.found
-        mask = inputs.get("attention_mask")
-        batch = next(iter(inputs.values())).shape[0]
-        return [_seen(found[v.site.name], v.token, mask, batch) for v in self.voters]
+            del self._here.running
+        return [running.seen[place] for place in range(len(self.voters))]
+
+
+def _in_order(parts: list[Activation], groups: list[list[int]]) -> Activation:
+    """The activations of groups of a batch's rows, in the order of the batch."""
+    places = torch.argsort(torch.tensor([row for group in groups for row in group]))
+    return joined(parts).of(places)
 
 
 def _seen(hidden: Tensor, token: Token, mask: Tensor | None, batch: int) -> Activation:

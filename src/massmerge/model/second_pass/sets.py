@@ -22,7 +22,9 @@ from massmerge.model.second_pass.cache import DenseCache
 from massmerge.model.second_pass.install import SecondPass
 from massmerge.model.second_pass.segments import Segment, Segments
 from massmerge.model.second_pass.updates import SetChanges
-from massmerge.model.speed.parallel import even_order, parts_of
+from massmerge.model.speed.lengths import length_groups, trimmed
+from massmerge.model.speed.parallel import even_order, parts_of, run_parts
+from massmerge.model.trees import join_rows
 from massmerge.recipe import MergeKind
 
 _KNOWN_SETS = 256  # sets whose small cores and norms are kept at hand
@@ -119,8 +121,22 @@ class Sets:
     def forward(self, batch: dict[str, Tensor], routings: Sequence[Routing], *, for_heads: bool = False) -> Passed:
         """The second pass of a batch, each input with the set that its routing selects.
 
-        What heads do not read of the output may be missing if it is for them alone.
+        What heads do not read of the output may be missing if it is for them alone. Texts run in groups of similar length,
+        and the output has zeros where there is padding.
         """
+        rows = [] if getattr(self._core.base.config, "is_encoder_decoder", False) else length_groups(batch)
+        if len(rows) < 2:
+            return self._forward(batch, routings, for_heads=for_heads)
+
+        def run(own: list[int]) -> Passed:
+            return self._forward(trimmed(batch, own), [routings[i] for i in own], for_heads=for_heads)
+
+        passed = run_parts(run, rows)
+        order = [own[i] for own, part in zip(rows, passed, strict=True) for i in part.order]
+        return Passed(join_rows([part.output for part in passed]), trimmed(batch, order), order)
+
+    def _forward(self, batch: dict[str, Tensor], routings: Sequence[Routing], *, for_heads: bool) -> Passed:
+        """The same for texts of one length, or images."""
         groups = self._evened(self.groups(routings))
         order = [i for _, members in groups for i in members]
         stops = accumulate(len(members) for _, members in groups)

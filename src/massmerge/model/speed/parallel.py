@@ -18,6 +18,7 @@ import torch
 from massmerge.model.speed import plain
 
 _T = TypeVar("_T")
+_P = TypeVar("_P")
 _LEAST = 8  # inputs that are worth a thread of their own
 _lock = threading.Lock()
 _pools: dict[int, ThreadPoolExecutor] = {}
@@ -49,11 +50,12 @@ def even_order(rows: Sequence[int], costs: Sequence[float], parts: int) -> list[
     return [group for part in dealt for group in part]
 
 
-def run_parts(run: Callable[[slice], _T], parts: list[slice]) -> list[_T]:
-    """What a function gives for each part, computed at the same time."""
-    if len(parts) == 1:
-        return [run(parts[0])]
-    return list(_pool(len(parts)).map(run, parts))
+def run_parts(run: Callable[[_P], _T], parts: Sequence[_P]) -> list[_T]:
+    """What a function gives for each part, computed at the same time by as many threads as there are cores."""
+    workers = min(len(parts), torch.get_num_threads())
+    if workers < 2:
+        return [run(part) for part in parts]
+    return list(_pool(workers).map(run, parts))
 
 
 def _pool(workers: int) -> ThreadPoolExecutor:
