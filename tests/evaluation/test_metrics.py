@@ -20,9 +20,9 @@ from massmerge.evaluation.metrics import (
     shared_groups,
     spearman,
     statistic,
-    wilson,
 )
 from massmerge.evaluation.results import FAILED, UNKNOWN, Confusion, RowResult, count_routes, count_sets
+from massmerge.linalg.intervals import wilson
 
 # Wilson's interval
 

@@ -39,9 +39,9 @@ def run(*arguments):
     return CliRunner().invoke(main, ["calibrate", *map(str, arguments)])
 
 
-@pytest.mark.parametrize("kind", ["prototype", "nearest", "mlp"])
+@pytest.mark.parametrize("kind", ["prototype", "linear", "nearest", "mlp"])
 def test_a_fitted_router_is_the_bundle_s_from_then_on(bundle, kind):
-    assert calibrate(bundle, INPUTS, kind=kind) == {"spam": 3, "topic": 3, "mood": 3}
+    assert calibrate(bundle, INPUTS, kind=kind).inputs == {"spam": 3, "topic": 3, "mood": 3}
     assert Bundle(bundle).router_kind == kind
     assert found_tasks(massmerge.load(bundle)) == found_tasks(massmerge.load(bundle, router=kind))
     if kind != "prototype":  # which counts together with these experts' random subspaces
@@ -53,7 +53,7 @@ def found_tasks(model):
 
 
 def test_prototypes_find_more_tasks_than_subspaces_alone(bundle):
-    calibrate(bundle, INPUTS)
+    calibrate(bundle, INPUTS, kind="prototype")
     truth = ["spam"] * 3 + ["topic"] * 3 + ["mood"] * 3
     right = {
         kind: sum(a == b for a, b in zip(found_tasks(massmerge.load(bundle, router=kind)), truth, strict=True))
@@ -62,7 +62,7 @@ def test_prototypes_find_more_tasks_than_subspaces_alone(bundle):
     assert right["prototype"] > right["projection"]
 
 
-@pytest.mark.parametrize("kind", ["prototype", "nearest", "mlp"])
+@pytest.mark.parametrize("kind", ["prototype", "linear", "nearest", "mlp"])
 def test_a_bundle_with_a_fitted_router_verifies(bundle, kind):
     calibrate(bundle, INPUTS, kind=kind)
     assert verify_bundle(bundle).ok
@@ -102,7 +102,8 @@ def test_a_router_that_was_not_fitted_is_refused_with_what_fits_it(bundle):
 
 
 def test_a_router_that_does_not_exist_is_refused_with_those_there_are(bundle):
-    with pytest.raises(InputError, match=r"no router 'oracle'\. Choose from projection, prototype, nearest and mlp"):
+    known = r"no router 'oracle'\. Choose from projection, prototype, linear, nearest and mlp"
+    with pytest.raises(InputError, match=known):
         massmerge.load(bundle, router="oracle")
 
 
@@ -132,7 +133,7 @@ def test_no_more_inputs_are_read_than_count(bundle):
             taken.append(text)
             yield text
 
-    assert calibrate(bundle, {**INPUTS, "spam": many()}, count=5)["spam"] == 5
+    assert calibrate(bundle, {**INPUTS, "spam": many()}, count=5).inputs["spam"] == 5
     assert len(taken) == 5
 
 
@@ -261,7 +262,11 @@ def test_the_verb_fits_on_files_and_says_what_it_used(bundle, files):
 
 def test_the_verb_speaks_json(bundle, files):
     done = run(bundle, *files, "--json", "--count", "2")
-    assert json.loads(done.output) == {"kind": "prototype", "inputs": {"spam": 2, "topic": 2, "mood": 2}}
+    found = json.loads(done.output)
+    assert found["inputs"] == {"spam": 2, "topic": 2, "mood": 2}
+    assert found["kind"] == max(found["tried"], key=lambda kind: found["tried"][kind]["value"])
+    assert set(found["after"]["tasks"]) == set(found["before"]["tasks"]) == set(INPUTS)
+    assert set(found["tried"]) == {"prototype", "linear"}
 
 
 def test_several_files_of_a_task_are_read_one_after_the_other(bundle, files, tmp_path):

@@ -195,7 +195,7 @@ class FarthestRouter(NearestRouter):
 
 def test_a_new_router_is_one_line_in_the_dictionary(root, tmp_path, monkeypatch):
     monkeypatch.setitem(ROUTERS, "farthest", PerVoter(FarthestRouter))
-    monkeypatch.setattr("massmerge.model.calibrate.FITTED", ["farthest"])
+    monkeypatch.setattr("massmerge.model.calibrate.KINDS", ["farthest"])
     bundle = shutil.copytree(text_bundle(root), tmp_path / "bundle")
     tasks = massmerge.load(bundle).tasks
     calibrate(bundle, {task: [f"{task} {task}", f"a {task}"] for task in tasks}, kind="farthest")

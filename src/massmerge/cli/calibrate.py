@@ -1,4 +1,4 @@
-"""`mass calibrate`: fit a router on a few unlabelled inputs per task."""
+"""`mass calibrate`: fit a router on unlabelled inputs of each task."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import click
 from massmerge.bundle.download import refuse_hub
 from massmerge.bundle.merge_folder import recover
 from massmerge.bundle.reader import Bundle
-from massmerge.cli.common import print_json, verb
+from massmerge.cli.common import counting, print_json, table, verb
 from massmerge.cli.merged import refuse_inside
 from massmerge.errors import InputError
 from massmerge.io.rows import is_file_or_folder, read_inputs
+from massmerge.linalg.intervals import Figure
+from massmerge.model.calibrate import KINDS, MOST, Calibration
 from massmerge.model.calibrate import calibrate as fit
-from massmerge.routing.routers import FITTED
 
 
 @click.command()
@@ -24,16 +25,16 @@ from massmerge.routing.routers import FITTED
 @click.option("--inputs", multiple=True, required=True, metavar="TASK=PATH",
               help="Inputs of a task: a .txt file, a folder, a table. Repeat for each task.")  # fmt: skip
 @click.option("--column", help="Column of a table that holds the inputs.")
-@click.option("--kind", type=click.Choice(FITTED), default="prototype", show_default=True,
-              help="Mean activation, all activations, or a small network trained on them.")  # fmt: skip
-@click.option("--count", type=click.IntRange(min=1), default=16, show_default=True, help="Inputs per task.")
+@click.option("--kind", type=click.Choice(KINDS), default="auto", show_default=True,
+              help="The router; auto chooses prototype or linear by cross-validation.")  # fmt: skip
+@click.option("--count", type=click.IntRange(min=1), default=MOST, show_default=True, help="Inputs per task at most.")
 @verb
 def calibrate(
     bundle: str, inputs: tuple[str, ...], column: str | None, kind: str, count: int, as_json: bool, quiet: bool
 ) -> None:
-    """Fit a router of BUNDLE on a few inputs per task; labels are not needed.
+    """Fit a router of BUNDLE on inputs of each task, a dozen or thousands; labels are not needed.
 
-    The bundle uses this router from then on.
+    The bundle uses this router from then on. The routing accuracy to expect is estimated by cross-validation.
     """
     refuse_hub(bundle)
     refuse_inside(bundle)
@@ -44,12 +45,32 @@ def calibrate(
         task, path = _task_and_path(entry)
         found = (_good(row.item) for row in read_inputs([path], image=image, column=column))
         rows[task] = chain(rows.get(task, ()), found)
-    used = fit(bundle, rows, kind=kind, count=count)
+    with counting(quiet or as_json, "step") as step:
+        done = fit(bundle, rows, kind=kind, count=count, progress=step)
     if as_json:
-        print_json({"kind": kind, "inputs": used})
+        print_json(done.plain())
     elif not quiet:
-        total = ", ".join(f"{task} {number}" for task, number in used.items())
-        click.echo(f"{bundle}: now routes by {kind}, fitted on {total} inputs")
+        show_calibration(bundle, done)
+
+
+def show_calibration(bundle: str, done: Calibration) -> None:
+    """What was fitted, what to expect and what to do next."""
+    total = ", ".join(f"{task} {number}" for task, number in done.inputs.items())
+    click.echo(f"{bundle}: now routes by {done.kind}, fitted on {total} inputs")
+    after = done.after
+    if after is not None:
+        rows = [["all", _percent(done.before.mean), _percent(after.mean)]]
+        rows += [[task, _percent(done.before.tasks[task]), _percent(after.tasks[task])] for task in done.inputs]
+        click.echo("\nexpected routing accuracy in %, with its 95 % interval")
+        click.echo(table(["task", "without calibration", f"with {done.kind}"], rows))
+        for pair in after.confused:
+            click.echo(f"{100 * pair.share:.0f} % of {pair.task} goes to {pair.other}")
+    for sentence in done.advice:
+        click.echo(sentence)
+
+
+def _percent(figure: Figure) -> str:
+    return f"{100 * figure.value:.1f} ({100 * figure.low:.1f} to {100 * figure.high:.1f})"
 
 
 def _task_and_path(entry: str) -> tuple[str, str]:

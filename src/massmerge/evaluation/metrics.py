@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from massmerge.evaluation.suite import Metric, join_labels, label_set
+from massmerge.linalg.intervals import Figure as Figure
 from massmerge.model.answers import Prediction
 
 DRAWS = 1000  # of the bootstrap; the ends of an interval are then good to about a tenth of its width
-_Z95 = 1.959963984540054
 
 Rows = NDArray[np.int64]
 Statistic = Callable[[Rows], float]
@@ -52,14 +52,6 @@ def written(task: str | None, text: str | None) -> Given:
     return Given(task, plain_text(text), number if math.isfinite(number) else None)
 
 
-class Figure(NamedTuple):
-    """A figure with the ends of its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
 # Labels that mean the same
 
 
@@ -85,14 +77,6 @@ def own_label(task: str, truth: str, given: Given, groups: Mapping[str, int]) ->
 
 
 # Figures
-
-
-def wilson(right: int, count: int) -> Figure:
-    """A share with Wilson's 95 % interval, which holds for shares near 0 and 1 too."""
-    share, z2 = right / count, _Z95**2
-    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
-    half = _Z95 / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count))
-    return Figure(share, min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half)))
 
 
 def f1(truth: Rows, given: Rows, classes: Sequence[int]) -> float:

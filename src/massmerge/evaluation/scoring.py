@@ -19,10 +19,10 @@ from massmerge.evaluation.metrics import (
     interval,
     mean_over_tasks,
     statistic,
-    wilson,
 )
 from massmerge.evaluation.results import RowResult, TaskResult
 from massmerge.evaluation.suite import SuiteTask
+from massmerge.linalg.intervals import wilson
 
 Drawn = dict[str, NDArray[np.float64]]
 """For each figure its bootstrap draws (draws,)."""

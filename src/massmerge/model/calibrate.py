@@ -1,8 +1,9 @@
-"""Fits the routers that need a few unlabelled inputs a task, and keeps them in the bundle."""
+"""Fits the routers that need some unlabelled inputs a task, chooses among them, and keeps them in the bundle."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,34 +21,84 @@ from massmerge.errors import InputError
 from massmerge.io.checksums import file_sha256
 from massmerge.io.durable import link_tree
 from massmerge.io.tensor_file import read_tensors, write_tensors
+from massmerge.model.advice import advise
+from massmerge.model.estimate import Estimate, Seen, estimate, held_out_routings
 from massmerge.model.load import load
 from massmerge.model.model import Model
 from massmerge.model.route.first_pass import FirstPass
 from massmerge.model.route.voters import subspaces_of
+from massmerge.model.tune import TuneOptions, Tuning, leave_out, read_rows
+from massmerge.recipe import Unknown
 from massmerge.routing.routers import FITTED, find_router
+from massmerge.routing.tuned import TUNED
+
+MOST = 2000  # inputs of a task that are read unless more are asked for
+AUTO = ("prototype", "linear")
+KINDS = ("auto", *FITTED)
+_ESTIMATED = 400  # inputs of a task that an estimate is made with; more would take long and change it little
+Step = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a calibration has done, and what to expect of it.
+
+    Attributes:
+        kind: the router that the bundle has now.
+        inputs: how many inputs of each task it was fitted on.
+        before: the routing accuracy without calibration, on these inputs.
+        after: the same with it, on inputs that were left out when it was fitted; none if a task has but one input.
+        tried: the same of every kind that was tried.
+        advice: what to do next.
+    """
+
+    kind: str
+    inputs: dict[str, int]
+    before: Estimate
+    after: Estimate | None
+    tried: dict[str, Estimate]
+    advice: list[str]
+
+    def plain(self) -> dict[str, Any]:
+        """The calibration as plain data."""
+        return {
+            "kind": self.kind,
+            "inputs": self.inputs,
+            "before": self.before.plain(),
+            "after": None if self.after is None else self.after.plain(),
+            "tried": {kind: found.mean._asdict() for kind, found in self.tried.items()},
+            "advice": self.advice,
+        }
 
 
 def calibrate(
-    path: str | Path, inputs: Mapping[str, Iterable[Any]], *, kind: str = "prototype", count: int = 16
-) -> dict[str, int]:
+    path: str | Path,
+    inputs: Mapping[str, Iterable[Any]],
+    *,
+    kind: str = "auto",
+    count: int = MOST,
+    progress: Step = lambda name: None,
+) -> Calibration:
     """Fit a router on inputs of each task and make it the bundle's.
 
     Args:
         path: the bundle. It is replaced as a whole by one with the router; all other files stay what they are.
         inputs: for each task some inputs of it; they need no labels.
-        kind: `prototype` keeps the mean activation and counts it together with the subspaces, `nearest` keeps all of them,
-            `mlp` trains a network on them.
+        kind: `auto` chooses `prototype` or `linear` by cross-validation. `prototype` keeps the mean activation and counts it
+            together with the subspaces; `linear` is a logistic regression on what all voters see; `nearest` keeps all
+            activations; `mlp` trains a network on them; `tuned` trains an adapter of the first pass to name the task.
         count: how many inputs of each task are used at most.
+        progress: called for each input that is read and each fold that is fitted.
 
     Returns:
-        How many inputs of each task were used.
+        What was fitted, and the routing accuracy to expect, estimated by cross-validation.
 
     Raises:
         InputError: no router of that kind is fitted, a task is unknown or has no inputs, or one of them cannot be read.
         MassError: another command is writing the bundle, it has changed meanwhile, or the disk is full.
     """
-    if kind not in FITTED:
-        raise InputError(f"kind is one of {', '.join(FITTED)}, not {kind!r}.")
+    if kind not in KINDS:
+        raise InputError(f"kind is one of {', '.join(KINDS)}, not {kind!r}.")
     refuse_hub(path)
     path = Path(path)
     recover(path)
@@ -56,40 +107,86 @@ def calibrate(
     with in_words(work.path), work.held():
         try:
             files = SourceFiles.of_bundle(path)
-            used, fitted = _fit(path, files, inputs, kind, count)
-            _write(path, work.fresh_result(), kind, fitted)
+            done, fitted = files.settled(lambda: _fit(path, inputs, kind, count, progress))
+            _write(path, work.fresh_result(), done.kind, fitted)
             work.publish(replacing=True)
         finally:
             work.discard()
-    return used
+    return done
 
 
 def _fit(
-    path: Path, files: SourceFiles, inputs: Mapping[str, Iterable[Any]], kind: str, count: int
-) -> tuple[dict[str, int], dict[str, Tensor]]:
-    """How many inputs of each task were used, and the tensors of the router that was fitted on them."""
+    path: Path, inputs: Mapping[str, Iterable[Any]], kind: str, count: int, step: Step
+) -> tuple[Calibration, dict[str, Tensor]]:
+    """What was found out, and the tensors of the router that was chosen."""
     model = load(path, router="projection", check=True)
     model.core.positions(list(inputs) or None)
     chosen = {task: list(islice(inputs.get(task, ()), count)) for task in model.tasks}
     empty = [task for task, items in chosen.items() if not items]
     if empty:
         raise InputError(f"no inputs for {', '.join(empty)}. Every task needs some; a dozen is enough.")
-    fitted = files.settled(lambda: _fitted(model, chosen, kind))
-    return {task: len(items) for task, items in chosen.items()}, fitted
-
-
-def _fitted(model: Model, chosen: dict[str, list[Any]], kind: str) -> dict[str, Tensor]:
+    used = {task: len(items) for task, items in chosen.items()}
+    if kind == TUNED:
+        return _tuned(model, chosen, step)
     owners = torch.tensor([t for t, items in enumerate(chosen.values()) for _ in items])
-    fitted: dict[str, Tensor] = {}
-    router, stages = find_router(kind), model.stages
-    for look in (stages.first, stages.second if router.second_look else None):
-        if look is None:
-            continue
-        subspaces = subspaces_of(look.voters, model.sets.tensors, stages.options.score, look.first_pass)
-        activations = _activations(model, look.first_pass, chosen)
-        kept = router.fit([voter.name for voter in look.voters], activations, owners, subspaces)
-        fitted |= {f"{kind}.{name}": tensor for name, tensor in kept.items()}
-    return fitted
+    looks = list(_seen(model, chosen, step))
+    before, tried = _estimates(model, looks, owners, AUTO if kind == "auto" else (kind,), step)
+    best = max(tried, key=lambda one: tried[one].mean.value) if tried else AUTO[0] if kind == "auto" else kind
+    everything = torch.arange(len(owners))
+    fitted = {
+        f"{best}.{name}": tensor
+        for look in (looks if find_router(best).second_look else looks[:1])
+        for name, tensor in look.fit(best, everything, owners).items()
+    }
+    after = tried.get(best)
+    return Calibration(best, used, before, after, tried, advise(used, before, after, model.shared_labels)), fitted
+
+
+def _tuned(model: Model, chosen: dict[str, list[Any]], step: Step) -> tuple[Calibration, dict[str, Tensor]]:
+    """The same for the router that is trained once: some inputs are left out, for the estimate."""
+    trained, asked = leave_out(chosen)
+    tuning = Tuning(model, TuneOptions())
+    tuning.train(*read_rows(model.core, trained, tuning.options.tokens), step)
+    kept = tuning.kept()
+    tried: dict[str, Estimate] = {}
+    known = asked if any(asked.values()) else trained
+    owners = torch.tensor([t for t, items in enumerate(known.values()) for _ in items])
+    looks = list(_seen(model, known, step))
+    before, _ = _estimates(model, looks, owners, (), step)
+    if any(asked.values()):
+        own = Seen(tuning.voters, _activations(model, tuning.first_pass, known, step), [])
+        router = find_router(TUNED).load(own.names, kept, [])
+        votes = own.votes(router, torch.arange(len(owners)))
+        routings = model.stages.decide(votes, None, model.stages.choice(unknown=Unknown()))
+        tried[TUNED] = estimate(model.tasks, owners, routings)
+    used = {task: len(items) for task, items in trained.items()}
+    advice = advise(used, before, tried.get(TUNED), model.shared_labels)
+    done = Calibration(TUNED, used, before, tried.get(TUNED), tried, advice)
+    return done, {f"{TUNED}.{name}": tensor for name, tensor in kept.items()}
+
+
+def _seen(model: Model, chosen: dict[str, list[Any]], step: Step) -> Iterator[Seen]:
+    """What each look sees of the inputs."""
+    stages = model.stages
+    for look in (stages.first, stages.second):
+        if look is not None:
+            subspaces = subspaces_of(look.voters, model.sets.tensors, stages.options.score, look.first_pass)
+            yield Seen(look.voters, _activations(model, look.first_pass, chosen, step), subspaces)
+
+
+def _estimates(
+    model: Model, looks: list[Seen], owners: Tensor, kinds: Iterable[str], step: Step
+) -> tuple[Estimate, dict[str, Estimate]]:
+    """The estimate without calibration, and that of each kind, on no more inputs than it takes."""
+    rows = torch.cat([torch.where(owners == task)[0][:_ESTIMATED] for task in range(len(model.tasks))])
+    some = [Seen(look.voters, [z[rows] for z in look.activations], look.subspaces) for look in looks]
+    found: dict[str, Estimate] = {}
+    for kind in ("projection", *kinds):
+        own = some if find_router(kind).second_look else some[:1]
+        routings = held_out_routings(model.stages, own, kind, owners[rows], step)
+        if routings is not None:
+            found[kind] = estimate(model.tasks, owners[rows], routings)
+    return found.pop("projection"), found
 
 
 def _write(path: Path, result: Path, kind: str, fitted: dict[str, Tensor]) -> None:
@@ -104,12 +201,18 @@ def _write(path: Path, result: Path, kind: str, fitted: dict[str, Tensor]) -> No
     sign_manifest(result, {**manifest, "router_kind": kind, "files": {**manifest["files"], ROUTER: entry}})
 
 
-def _activations(model: Model, first_pass: FirstPass, chosen: dict[str, list[Any]]) -> list[Tensor]:
+def _activations(model: Model, first_pass: FirstPass, chosen: dict[str, list[Any]], step: Step) -> list[Tensor]:
     """What each voter of a pass sees of the inputs (n, width), in their order."""
+
+    def stepping(task: str, items: list[Any]) -> Iterator[Any]:
+        for item in items:
+            yield item
+            step(task)
+
     found: list[list[Tensor]] = []
     for task, items in chosen.items():
         try:
-            found.append(model.activations(items, first_pass=first_pass))
+            found.append(model.activations(stepping(task, items), first_pass=first_pass))
         except InputError as error:
             raise InputError(f"inputs of {task}: {error}") from None
     return [torch.cat(parts) for parts in zip(*found, strict=True)]

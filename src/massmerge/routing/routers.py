@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from massmerge.errors import InputError
+from massmerge.routing.linear import Linear
 from massmerge.routing.mlp import MlpRouter
 from massmerge.routing.nearest import NearestRouter
 from massmerge.routing.per_voter import PerVoter
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.routing.prototype import PrototypeRouter
 from massmerge.routing.router import RouterKind
+from massmerge.routing.tuned import TUNED, TunedKind
 
 ROUTERS: dict[str, RouterKind] = {
     "projection": PerVoter(ProjectionRouter),
     "prototype": PerVoter(PrototypeRouter),
+    "linear": Linear(),
     "nearest": PerVoter(NearestRouter),
     "mlp": PerVoter(MlpRouter),
+    TUNED: TunedKind(),
 }
 FITTED = [name for name, router in ROUTERS.items() if router.needs_fit]
 

@@ -1,0 +1,149 @@
+"""What a router will reach, estimated from inputs whose task is known: fitted on some of them, asked about the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from massmerge.linalg.intervals import Figure, mean_of, wilson
+from massmerge.model.answers import Routing
+from massmerge.model.route.decide import Votes, cast_votes
+from massmerge.model.route.first_pass import Voter
+from massmerge.model.route.stages import Stages
+from massmerge.recipe import Unknown
+from massmerge.routing import Activation
+from massmerge.routing.projection import ProjectionRouter
+from massmerge.routing.router import Router
+from massmerge.routing.routers import find_router
+
+FOLDS = 5
+_CONFUSED = 0.03  # of a task's inputs: fewer that go to another are not worth a word
+_MOST_PAIRS = 5
+
+
+@dataclass(frozen=True)
+class ConfusedPair:
+    """Inputs of a task that go to another."""
+
+    task: str
+    other: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The routing accuracy to expect.
+
+    Attributes:
+        mean: over the tasks, with its 95 % interval.
+        tasks: of each task.
+        confused: which tasks' inputs go where, the most frequent first.
+    """
+
+    mean: Figure
+    tasks: dict[str, Figure]
+    confused: list[ConfusedPair]
+
+    def plain(self) -> dict[str, Any]:
+        """The estimate as plain data."""
+        return {
+            "mean": self.mean._asdict(),
+            "tasks": {task: figure._asdict() for task, figure in self.tasks.items()},
+            "confused": [asdict(pair) for pair in self.confused],
+        }
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the voters of one look see of some inputs.
+
+    Attributes:
+        voters: who they are.
+        activations: of each voter (n, width).
+        subspaces: the tasks' for each voter.
+    """
+
+    voters: list[Voter]
+    activations: list[Tensor]
+    subspaces: list[ProjectionRouter]
+
+    @property
+    def names(self) -> list[str]:
+        """The voters' names."""
+        return [voter.name for voter in self.voters]
+
+    def fit(self, kind: str, rows: Tensor, owners: Tensor) -> dict[str, Tensor]:
+        """What a router of a kind keeps of some of the inputs."""
+        return find_router(kind).fit(self.names, [z[rows] for z in self.activations], owners[rows], self.subspaces)
+
+    def router(self, kind: str, rows: Tensor, owners: Tensor) -> Router:
+        """The router that is fitted on some of the inputs."""
+        return find_router(kind).load(self.names, self.fit(kind, rows, owners), self.subspaces)
+
+    def votes(self, router: Router, rows: Tensor) -> Votes:
+        """What a router says of some of the inputs."""
+        return cast_votes(self.voters, [Activation(z[rows]) for z in self.activations], router)
+
+
+def folds(owners: Tensor, count: int = FOLDS) -> Iterator[tuple[Tensor, Tensor]]:
+    """Places to fit on and places to ask about, every task divided alike; none if a task has but one input."""
+    members = [torch.where(owners == task)[0] for task in sorted(set(owners.tolist()))]
+    count = min(count, *map(len, members), len(owners))
+    for fold in range(count if count > 1 else 0):
+        asked = torch.cat([own[fold::count] for own in members])
+        fitted = torch.ones(len(owners), dtype=torch.bool)
+        fitted[asked] = False
+        yield torch.where(fitted)[0], asked
+
+
+def held_out_routings(
+    stages: Stages, looks: Sequence[Seen], kind: str, owners: Tensor, step: Callable[[str], None] = lambda name: None
+) -> list[Routing] | None:
+    """How each input is routed by a router of a kind that was fitted without it; none if a task has but one input.
+
+    Candidates are not asked: they would need the heads.
+
+    Args:
+        stages: those of the bundle.
+        looks: what the first look sees of the inputs, and the second if there is one.
+        kind: of the router; everything that is fitted is fitted anew for each fold.
+        owners: task of each input (n,).
+        step: called for each fold.
+    """
+    everything = torch.arange(len(owners))
+    needs_fit = find_router(kind).needs_fit
+    found: dict[int, Routing] = {}
+    for fitted, asked in folds(owners) if needs_fit else [(everything, everything)]:
+        routers = [look.router(kind, fitted, owners) for look in looks]
+        for place, routing in zip(asked.tolist(), _decided(stages, looks, routers, asked), strict=True):
+            found[place] = routing
+        step(kind)
+    return [found[place] for place in range(len(owners))] if found else None
+
+
+def _decided(stages: Stages, looks: Sequence[Seen], routers: Sequence[Router], asked: Tensor) -> list[Routing]:
+    def again(unsure: list[int]) -> Votes:
+        return looks[1].votes(routers[1], asked[torch.tensor(unsure)])
+
+    choice = stages.choice(unknown=Unknown())
+    return stages.decide(looks[0].votes(routers[0], asked), again if len(looks) > 1 else None, choice)
+
+
+def estimate(tasks: Sequence[str], owners: Tensor, routings: Sequence[Routing]) -> Estimate:
+    """Routing accuracy from the routings of inputs whose task is known."""
+    counts = torch.zeros(len(tasks), len(tasks), dtype=torch.long)
+    for owner, routing in zip(owners.tolist(), routings, strict=True):
+        counts[owner, tasks.index(routing.selected[0])] += 1
+    figures = {task: wilson(int(counts[t, t]), int(counts[t].sum())) for t, task in enumerate(tasks)}
+    pairs = [
+        ConfusedPair(task, other, float(counts[t, o] / counts[t].sum()))
+        for t, task in enumerate(tasks)
+        for o, other in enumerate(tasks)
+        if o != t
+    ]
+    confused = sorted((p for p in pairs if p.share >= _CONFUSED), key=lambda p: -p.share)[:_MOST_PAIRS]
+    return Estimate(mean_of(list(figures.values())), figures, confused)
