@@ -146,7 +146,8 @@ def _tuned(model: Model, chosen: dict[str, list[Any]], step: Step) -> tuple[Cali
     """The same for the router that is trained once: some inputs are left out, for the estimate."""
     trained, asked = leave_out(chosen)
     tuning = Tuning(model, TuneOptions())
-    tuning.train(*read_rows(model.core, trained, tuning.options.tokens), step)
+    rows, _ = (read_rows(model.core, part, tuning.options.tokens) for part in (trained, asked))
+    tuning.train(*rows, step)
     kept = tuning.kept()
     tried: dict[str, Estimate] = {}
     known = asked if any(asked.values()) else trained

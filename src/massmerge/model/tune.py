@@ -103,7 +103,7 @@ class Tuning:
         """Logits of the tasks (inputs, T)."""
         return task_logits([one.pooled() for one in self.first_pass.collect(batch)], self._weights, self._bias)
 
-    def train(self, rows: Sequence[Row], owners: Sequence[int], step: Step) -> None:
+    def train(self, rows: Sequence[Any], owners: Sequence[int], step: Step) -> None:
         """Train on inputs of known task; every task counts as much as the root of its number of inputs."""
         factors = [p for layer in self._layers.values() for p in (layer.down, layer.up)]
         rate = self.options.rate
@@ -116,7 +116,7 @@ class Tuning:
         began = time.monotonic()
         for at, places in enumerate(_order([_length(row) for row in rows], total, self.options), 1):
             with torch.enable_grad():
-                found = self.logits(self.core.batch([rows[i] for i in places]))
+                found = self.logits(self.core.batch([self.core.reader.row(rows[i]) for i in places]))
                 truth = torch.tensor([owners[i] for i in places], device=found.device)
                 loss = cross_entropy(found, truth, weights)
                 optimizer.zero_grad()
@@ -138,22 +138,26 @@ class Tuning:
         return found
 
 
-def read_rows(core: Core, inputs: Mapping[str, Sequence[Any]], tokens: int) -> tuple[list[Row], list[int]]:
-    """Inputs of the tasks as rows of tensors, long texts cut, and the task of each.
+def read_rows(core: Core, inputs: Mapping[str, Sequence[Any]], tokens: int) -> tuple[list[Any], list[int]]:
+    """Inputs of the tasks and the task of each; texts as tokens, long ones cut. Images are read when they are needed.
 
     Raises:
         InputError: an input cannot be read.
     """
-    rows, owners = [], []
+    rows: list[Any] = []
+    owners: list[int] = []
     for owner, (task, items) in enumerate(inputs.items()):
         for item in items:
-            try:
-                row = core.reader.row(item)
-            except InputError as error:
-                raise InputError(f"inputs of {task}: {error}") from None
-            rows.append(row if core.reader.image else {name: tensor[:tokens] for name, tensor in row.items()})
+            rows.append(item if core.reader.image else _cut_row(core, task, item, tokens))
             owners.append(owner)
     return rows, owners
+
+
+def _cut_row(core: Core, task: str, item: Any, tokens: int) -> Row:
+    try:
+        return {name: tensor[:tokens] for name, tensor in core.reader.row(item).items()}
+    except InputError as error:
+        raise InputError(f"inputs of {task}: {error}") from None
 
 
 def leave_out(inputs: Mapping[str, Sequence[Any]]) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
@@ -175,8 +179,8 @@ def last_voters(voters: Sequence[Voter]) -> list[Voter]:
     return [voter for voter in voters if voter.site.name == last]
 
 
-def _length(row: Row) -> int:
-    return int(row["input_ids"].shape[0]) if "input_ids" in row else 0
+def _length(row: Any) -> int:
+    return len(row["input_ids"]) if isinstance(row, Mapping) and "input_ids" in row else 0
 
 
 def _rate_at(step: int, total: int) -> float:
