@@ -95,6 +95,10 @@ class FirstPass:
 
     @torch.inference_mode()
     def _run(self, inputs: dict[str, Tensor]) -> list[Activation]:
+        return self.collect(inputs)
+
+    def collect(self, inputs: dict[str, Tensor]) -> list[Activation]:
+        """The same in one part, with gradients if those are on."""
         running = self._here.running = _Running({}, inputs.get("attention_mask"), next(iter(inputs.values())).shape[0])
         try:
             self._part(**inputs)
