@@ -81,9 +81,9 @@ def calibrate(
     Args:
         path: the bundle. It is replaced as a whole by one with the router; all other files stay what they are.
         inputs: for each task some inputs of it; they need no labels.
-        kind: `auto` takes `linear` if it beats `prototype` by more than a standard error in cross-validation. `prototype` keeps the mean activation and counts it
-            together with the subspaces; `linear` is a logistic regression on what all voters see; `nearest` keeps all
-            activations; `mlp` trains a network on them.
+        kind: `auto` takes `linear` if it beats `prototype` by more than a standard error in cross-validation. `prototype`
+            keeps the mean activation and counts it together with the subspaces; `linear` is a logistic regression on what
+            all voters see; `nearest` keeps all activations; `mlp` trains a network on them.
         count: how many inputs of each task are used at most.
         progress: called for each input that is read and each fold that is fitted.
 
