@@ -9,8 +9,7 @@ import massmerge
 from massmerge.linalg.intervals import Figure, mean_of, wilson
 from massmerge.model.advice import advise
 from massmerge.model.answers import Routing
-from massmerge.model.calibrate import calibrate
-from massmerge.model.calibrate import _simplest_good
+from massmerge.model.calibrate import _simplest_good, calibrate
 from massmerge.model.estimate import ConfusedPair, Estimate, estimate, folds
 from models import text_bundle
 
