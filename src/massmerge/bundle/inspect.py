@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from massmerge.bundle.layout import FIXED, factors_name
+from massmerge.bundle.layout import FIXED, ROUTER, factors_name
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints import Source
 from massmerge.checkpoints.backbone import load_config
@@ -112,6 +112,7 @@ def _inspection(bundle: Bundle) -> Inspection:
         "base": bundle.base_bytes,
         "factors and whole tensors": sum(t.nbytes for t in tasks),
         "fixed model": bundle.bytes_of(FIXED),
+        "router": bundle.bytes_of(ROUTER),
         "heads": bundle.head_bytes,
     }
     sizes["everything else"] = bundle.counted_bytes - sum(sizes.values()) + sizes["heads"]

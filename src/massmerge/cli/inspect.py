@@ -65,7 +65,11 @@ def describe(report: Inspection) -> str:
         table(["task", "form", "labels", "rank", "energy kept", "size", *["left out of fixed model"] * fixed], tasks),
         table(
             ["part", "size", "of the base"],
-            [[n, size(b), f"{b / report.base_bytes:.3f}"] for n, b in report.sizes.items() if b or n != "fixed model"],
+            [
+                [n, size(b), f"{b / report.base_bytes:.3f}"]
+                for n, b in report.sizes.items()
+                if b or n not in ("fixed model", "router")
+            ],
         )
         + f"\n{report.ratio:.3f} times the base, heads not counted",
         "energy kept, by block\n"

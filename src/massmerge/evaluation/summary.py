@@ -19,7 +19,10 @@ from massmerge.io.durable import write_text
 
 _SHOWN_FAILURES = 20
 _MUCH = 0.03  # of accuracy lost in routing that is worth a word
-CALIBRATION_GAIN = "`mass calibrate` fits a router on unlabelled inputs of each task; on eight text tasks, 64 a task brought 6 of 14 points back."
+CALIBRATION_GAIN = (
+    "`mass calibrate` fits a router on unlabelled inputs of each task: 64 a task raised the normalised accuracy of eight "
+    "text tasks from 84.6 to 90.4 %."
+)
 METHOD = (
     "The rows of all tasks are shuffled into one stream that carries no task names. An answer is correct if task and "
     "label both are (strict), or when its label is declared to mean the same as the true one (shared). Rows that cannot be "

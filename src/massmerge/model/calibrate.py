@@ -27,7 +27,10 @@ from massmerge.model.load import load
 from massmerge.model.model import Model
 from massmerge.model.route.first_pass import FirstPass
 from massmerge.model.route.voters import subspaces_of
+from massmerge.model.tune import TuneOptions, Tuning, leave_out, read_rows
+from massmerge.recipe import Unknown
 from massmerge.routing.routers import FITTED, find_router
+from massmerge.routing.tuned import TUNED
 
 MOST = 2000  # inputs of a task that are read unless more are asked for
 AUTO = ("prototype", "linear")
@@ -83,7 +86,8 @@ def calibrate(
         inputs: for each task some inputs of it; they need no labels.
         kind: `auto` takes `linear` if it beats `prototype` by more than a standard error in cross-validation. `prototype`
             keeps the mean activation and counts it together with the subspaces; `linear` is a logistic regression on what
-            all voters see; `nearest` keeps all activations; `mlp` trains a network on them.
+            all voters see; `nearest` keeps all activations; `mlp` trains a network on them;
+            `tuned` trains an adapter of the first pass to name the task.
         count: how many inputs of each task are used at most.
         progress: called for each input that is read and each fold that is fitted.
 
@@ -123,6 +127,8 @@ def _fit(
     if empty:
         raise InputError(f"no inputs for {', '.join(empty)}. Every task needs some; a dozen is enough.")
     used = {task: len(items) for task, items in chosen.items()}
+    if kind == TUNED:
+        return _tuned(model, chosen, step)
     owners = torch.tensor([t for t, items in enumerate(chosen.values()) for _ in items])
     looks = list(_seen(model, chosen, step))
     before, tried = _estimates(model, looks, owners, AUTO if kind == "auto" else (kind,), step)
@@ -142,6 +148,30 @@ def _simplest_good(tried: dict[str, Estimate]) -> str:
     best = max((found.mean for found in tried.values()), key=lambda mean: mean.value)
     least = best.value - (best.high - best.low) / 4  # an interval of 95 % is four standard errors wide
     return next(kind for kind, found in tried.items() if found.mean.value >= least)
+
+
+def _tuned(model: Model, chosen: dict[str, list[Any]], step: Step) -> tuple[Calibration, dict[str, Tensor]]:
+    """The same for the router that is trained once: some inputs are left out, for the estimate."""
+    trained, asked = leave_out(chosen)
+    tuning = Tuning(model, TuneOptions())
+    rows, _ = (read_rows(model.core, part, tuning.options.tokens) for part in (trained, asked))
+    tuning.train(*rows, step)
+    kept = tuning.kept()
+    tried: dict[str, Estimate] = {}
+    known = asked if any(asked.values()) else trained
+    owners = torch.tensor([t for t, items in enumerate(known.values()) for _ in items])
+    looks = list(_seen(model, known, step))
+    before, _ = _estimates(model, looks, owners, (), step)
+    if any(asked.values()):
+        own = Seen(tuning.voters, _activations(model, tuning.first_pass, known, step), [])
+        router = find_router(TUNED).load(own.names, kept, [])
+        votes = own.votes(router, torch.arange(len(owners)))
+        routings = model.stages.decide(votes, None, model.stages.choice(unknown=Unknown()))
+        tried[TUNED] = estimate(model.tasks, owners, routings)
+    used = {task: len(items) for task, items in trained.items()}
+    advice = advise(used, before, tried.get(TUNED), model.shared_labels)
+    done = Calibration(TUNED, used, before, tried.get(TUNED), tried, advice)
+    return done, {f"{TUNED}.{name}": tensor for name, tensor in kept.items()}
 
 
 def _seen(model: Model, chosen: dict[str, list[Any]], step: Step) -> Iterator[Seen]:

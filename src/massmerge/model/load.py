@@ -27,7 +27,15 @@ from massmerge.model.model import Model
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.model.route.fixed import make_fixed
 from massmerge.model.route.stages import Look, SecondLook, Stages
-from massmerge.model.route.voters import choose_voters, load_typicality, make_router, not_fitted, subspaces_of
+from massmerge.model.route.tuned import put_adapter
+from massmerge.model.route.voters import (
+    choose_voters,
+    fitted_tensors,
+    load_typicality,
+    make_router,
+    not_fitted,
+    subspaces_of,
+)
 from massmerge.model.second_pass import SecondPass
 from massmerge.model.second_pass.cache import DenseCache
 from massmerge.model.second_pass.first_token import first_token_layers
@@ -43,6 +51,7 @@ from massmerge.routing.router import Router
 from massmerge.routing.routers import find_router
 from massmerge.routing.separation import separation
 from massmerge.routing.sites import probe_inputs, watched_sites
+from massmerge.routing.tuned import TUNED
 
 
 def load(
@@ -192,8 +201,13 @@ def _first_only(base: PreTrainedModel, observed: Observed, heads: dict[str, Head
 
 
 def _make_first_pass(
-    bundle: Bundle, base: PreTrainedModel, voters: list[Voter], tensors: TaskTensors, slots: dict[str, Slot]
+    bundle: Bundle, base: PreTrainedModel, kind: str, voters: list[Voter], tensors: TaskTensors, slots: dict[str, Slot]
 ) -> FirstPass:
+    if kind == TUNED:
+        tree = shared_copy(base)
+        put_adapter(tree, fitted_tensors(bundle, kind))
+        pack_layers(tree)
+        return FirstPass(tree, voters)
     if bundle.recipe.router.first_pass != "fixed":
         return FirstPass(base, voters)
     tree = shared_copy(base)
@@ -214,7 +228,7 @@ def _stages(
     """The first look; and where images have one, the second, which the first half of the blocks leaves inputs to."""
     recipe, image = bundle.recipe, base.main_input_name == "pixel_values"
     voters = choose_voters(recipe, sites, base, tensors, half=image)
-    first_pass = _make_first_pass(bundle, base, voters, tensors, slots)
+    first_pass = _make_first_pass(bundle, base, kind, voters, tensors, slots)
     subspaces = subspaces_of(voters, tensors, recipe.router.score, first_pass)
     own = make_router(bundle, kind, voters, subspaces)
     first = Look(first_pass, lambda: own)
@@ -222,17 +236,9 @@ def _stages(
     constants = bundle.confidence(kind)
     rule = None if constants is None else ConfidenceRule.of(constants)
     targets = None if find_router(kind).needs_fit else tensors.targets
-    return Stages(
-        tensors.names,
-        sites,
-        recipe.router,
-        recipe.unknown,
-        first,
-        second,
-        rule,
-        load_typicality(bundle, voters),
-        targets,
-    )
+    # What is typical was learned from what the plain base sees.
+    typical = None if kind == TUNED else load_typicality(bundle, voters)
+    return Stages(tensors.names, sites, recipe.router, recipe.unknown, first, second, rule, typical, targets)
 
 
 def _second_look(

@@ -10,6 +10,7 @@ from massmerge.routing.per_voter import PerVoter
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.routing.prototype import PrototypeRouter
 from massmerge.routing.router import RouterKind
+from massmerge.routing.tuned import TUNED, TunedKind
 
 ROUTERS: dict[str, RouterKind] = {
     "projection": PerVoter(ProjectionRouter),
@@ -17,6 +18,7 @@ ROUTERS: dict[str, RouterKind] = {
     "linear": Linear(),
     "nearest": PerVoter(NearestRouter),
     "mlp": PerVoter(MlpRouter),
+    TUNED: TunedKind(),
 }
 FITTED = [name for name, router in ROUTERS.items() if router.needs_fit]
 

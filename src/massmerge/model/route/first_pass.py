@@ -77,6 +77,10 @@ class FirstPass:
 
     @torch.inference_mode()
     def _run(self, inputs: dict[str, Tensor]) -> list[Activation]:
+        return self.collect(inputs)
+
+    def collect(self, inputs: dict[str, Tensor]) -> list[Activation]:
+        """The same in one part, with gradients if those are on."""
         found: dict[str, Tensor] = {}
         self._here.found = found
         try:

@@ -54,14 +54,17 @@ def make_router(bundle: Bundle, kind: str, voters: list[Voter], subspaces: list[
             f"{bundle.path}: the router {kind} has not been fitted for {', '.join(missing)}. "
             f"`mass calibrate {bundle.path} --inputs …` fits it."
         )
-    kept = {name: read_tensor(info) for name, info in _fitted(bundle, kind).items()}
-    return find_router(kind).load([voter.name for voter in voters], kept, subspaces)
+    return find_router(kind).load([voter.name for voter in voters], fitted_tensors(bundle, kind), subspaces)
+
+
+def fitted_tensors(bundle: Bundle, kind: str) -> dict[str, Tensor]:
+    """What `mass calibrate` has kept for a router."""
+    return {name: read_tensor(info) for name, info in _fitted(bundle, kind).items()}
 
 
 def load_typicality(bundle: Bundle, voters: list[Voter]) -> Typicality | None:
     """How typical an input is of the tasks, if `mass calibrate` has fitted that."""
-    kept = {name: read_tensor(info) for name, info in _fitted(bundle, TYPICAL).items()}
-    return Typicality.load([voter.name for voter in voters], kept)
+    return Typicality.load([voter.name for voter in voters], fitted_tensors(bundle, TYPICAL))
 
 
 def not_fitted(bundle: Bundle, kind: str, voters: list[Voter]) -> list[str]:
