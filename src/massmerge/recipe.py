@@ -162,6 +162,10 @@ class TaskRecipe(Section):
     """Names of the labels, or a file with one per line; instead of those in the expert's config.json."""
     problem_type: ProblemType | None = None
     """What the head's outputs mean, in Hugging Face's words; instead of what the expert's config.json says."""
+    inputs: str | None = None
+    """File or folder of unlabelled inputs; where every task has some, the router is fitted on them after the merge."""
+    column: str | None = None
+    """Column of a table that holds the inputs."""
 
     @field_validator("name")
     @classmethod

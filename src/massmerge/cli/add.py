@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from massmerge.cli.calibrate import calibrate_by_recipe, show_calibration
 from massmerge.cli.common import verb
 from massmerge.cli.merged import change_options, refuse_inside, run_shown, show_written
 from massmerge.cli.plan import show_plan
@@ -38,7 +39,14 @@ def add(
     else:
         refuse_inside(out or bundle)
         work = partial(run_add, bundle, given, out=out, workers=workers, overwrite=overwrite, strict=strict)
-        show_written(out or bundle, run_shown(work, quiet=quiet or as_json), as_json=as_json, quiet=quiet)
+        summary = run_shown(work, quiet=quiet or as_json)
+        folder = given.resolve().parent if isinstance(given, Path) else Path()
+        calibrated = calibrate_by_recipe(out or bundle, folder, quiet=quiet or as_json)
+        if calibrated is not None:
+            summary["calibration"] = calibrated.plain()
+        show_written(out or bundle, summary, as_json=as_json, quiet=quiet)
+        if calibrated is not None and not (quiet or as_json):
+            show_calibration(out or bundle, calibrated)
 
 
 def _given(tasks: tuple[str, ...]) -> dict[str, str] | Path:

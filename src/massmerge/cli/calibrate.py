@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from massmerge.bundle.download import refuse_hub
+from massmerge.bundle.layout import ROUTER
 from massmerge.bundle.merge_folder import recover
 from massmerge.bundle.reader import Bundle
 from massmerge.cli.common import counting, print_json, table, verb
@@ -51,6 +52,29 @@ def calibrate(
         print_json(done.plain())
     elif not quiet:
         show_calibration(bundle, done)
+
+
+def calibrate_by_recipe(out: str, folder: Path, *, quiet: bool) -> Calibration | None:
+    """Fit a router on the inputs that a bundle's recipe names; none if a task has none, or if a router is fitted already.
+
+    Args:
+        out: the bundle.
+        folder: what relative paths of the recipe start from.
+        quiet: show no progress.
+    """
+    found = Bundle(out, check=False)
+    tasks = found.recipe.tasks
+    paths = {task.name: folder / Path(task.inputs).expanduser() for task in tasks if task.inputs is not None}
+    there = len(paths) == len(tasks) > 1 and all(path.exists() for path in paths.values())
+    if not there or ROUTER in found.manifest["files"]:
+        return None
+    image = found.takes_images
+    rows = {
+        task.name: (_good(r.item) for r in read_inputs([str(paths[task.name])], image=image, column=task.column))
+        for task in tasks
+    }
+    with counting(quiet, "step") as step:
+        return fit(out, rows, progress=step)
 
 
 def show_calibration(bundle: str, done: Calibration) -> None:

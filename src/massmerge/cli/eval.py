@@ -16,7 +16,15 @@ from massmerge.evaluation.prepared import PreparedEvaluation, prepare_evaluation
 from massmerge.evaluation.report import Table
 from massmerge.evaluation.results import Evaluation
 from massmerge.evaluation.suite import label_set
-from massmerge.evaluation.summary import confusion_table, facts, mean_table, mistakes, task_table, title_of
+from massmerge.evaluation.summary import (
+    confusion_table,
+    facts,
+    mean_table,
+    mistakes,
+    routing_advice,
+    task_table,
+    title_of,
+)
 from massmerge.recipe import Unknown
 
 _WIDEST_MATRIX = 12  # tasks; a wider one has no place in a terminal
@@ -103,7 +111,7 @@ def _limits(given: tuple[str, ...]) -> dict[str, float] | None:
 def _warn(found: Evaluation) -> None:
     """Notes and failures, on standard error so that they are never taken for figures."""
     mark = click.style("note", fg="yellow", bold=True)
-    for note in found.notes:
+    for note in (*found.notes, *filter(None, [routing_advice(found)])):
         click.echo(f"{mark}: {note}", err=True)
     failures = found.failures
     if failures:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
+from massmerge.cli.calibrate import calibrate_by_recipe, show_calibration
 from massmerge.cli.common import table, verb
 from massmerge.cli.merged import run_shown, show_written
 from massmerge.evaluation.scales import ScaleChoice, choose_scale, with_scale
@@ -49,7 +50,12 @@ def merge(
     )  # fmt: skip
     if choice is not None:
         summary["scales"] = {str(scale): round(figure, 4) for scale, figure in choice.figures.items()}
+    calibrated = None if given.merge.static else calibrate_by_recipe(out, Path(recipe).resolve().parent, quiet=quiet)
+    if calibrated is not None:
+        summary["calibration"] = calibrated.plain()
     show_written(out, summary, as_json=as_json, quiet=quiet)
+    if calibrated is not None and not quiet:
+        show_calibration(out, calibrated)
 
 
 def _chosen(recipe: str, suite: str, out: Path, limit: int, workers: int | None, *, quiet: bool) -> ScaleChoice:

@@ -18,6 +18,11 @@ from massmerge.evaluation.results import Evaluation
 from massmerge.io.durable import write_text
 
 _SHOWN_FAILURES = 20
+_MUCH = 0.03  # of accuracy lost in routing that is worth a word
+CALIBRATION_GAIN = (
+    "`mass calibrate` fits a router on unlabelled inputs of each task: 64 a task raised the normalised accuracy of eight "
+    "text tasks from 84.6 to 90.4 %."
+)
 METHOD = (
     "The rows of all tasks are shuffled into one stream that carries no task names. An answer is correct if task and "
     "label both are (strict), or when its label is declared to mean the same as the true one (shared). Rows that cannot be "
@@ -90,6 +95,16 @@ def mean_table(found: Evaluation) -> Table:
             deviation = "-" if mean.deviation is None else f"{100 * mean.deviation:.1f}"
             rows.append([words[name], percent(mean.value), deviation, ends(Figure(mean.value, mean.low, mean.high))])
     return Table(["mean over the tasks", "mean", "±", "95 %"], rows)
+
+
+def routing_advice(found: Evaluation) -> str | None:
+    """What to do where routing loses much; none where it does not, or where that was not measured."""
+    if not found.routes or "known" not in found.means:
+        return None
+    cost = found.means["known"].value - found.means["strict"].value
+    if cost < _MUCH:
+        return None
+    return f"routing costs {100 * cost:.1f} points. {CALIBRATION_GAIN} See docs/routing.md."
 
 
 def confusion_table(found: Evaluation) -> Table:

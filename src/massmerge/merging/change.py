@@ -190,7 +190,8 @@ def _anchored(task: TaskRecipe, folder: Path) -> TaskRecipe:
     if head is not None:
         # The name of a set of templates is no path, whatever lies in the folder.
         head = head.model_copy(update={k: v if str(v) in template_sets() else found(v) for k, v in head})
-    return task.model_copy(update={"expert": found(task.expert), "labels": found(task.labels), "head": head})
+    update = {"expert": found(task.expert), "labels": found(task.labels), "inputs": found(task.inputs), "head": head}
+    return task.model_copy(update=update)
 
 
 def prepare_removal(bundle: str | Path, tasks: str | Sequence[str], *, workers: int = 2) -> OpenedRecipe:

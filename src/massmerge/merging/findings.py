@@ -109,7 +109,7 @@ def _warning(what: str, more: str = "") -> Problem:
     return Problem(
         "router",
         f"{what}: the projection router may send inputs to the wrong task.{more} Measure it with `mass eval`, or fit a "
-        "router with a few unlabelled inputs of each task: `mass calibrate`.",
+        "router with a few unlabelled inputs of each task: `mass calibrate`, or `inputs:` in the recipe.",
         "warning",
     )
 

@@ -127,6 +127,7 @@ def open_recipe(
         found = attempt("processor", lambda: _processor_files(recipe, base.source, find))
         processor, base_head = found or {}, find_base_head(base, heads.values())
     attempt.problems += [*_label_problems(recipe, heads), *_headless_problems(recipe, heads, bundled)]
+    attempt.problems += _input_problems(recipe, tasks, folder)
     attempt("router.site", partial(_check_sites, recipe, base))
     prepared = OpenedRecipe(recipe, folder, base, experts, heads, processor, base_head, files, bundled)
     touched = {
@@ -192,6 +193,23 @@ def _check_sites(recipe: Recipe, base: Base) -> None:
     except (RuntimeError, NotImplementedError):
         return
     choose_sites(sites, recipe.router.site)
+
+
+def _input_problems(recipe: Recipe, tasks: list[TaskRecipe], folder: Path) -> Iterator[Problem]:
+    """Inputs to calibrate with that are not there, and tasks without any."""
+    given = [task for task in tasks if task.inputs is not None]
+    for task in given:
+        if not (folder / Path(str(task.inputs)).expanduser()).exists():
+            yield Problem(f"task {task.name}", f"inputs: {task.inputs}: no such file or folder.")
+    without = [task.name for task in recipe.tasks if task.inputs is None]
+    if given and recipe.merge.static:
+        yield Problem("inputs", f"{recipe.merge.method} does not route, so it takes no inputs. Remove `inputs:`.")
+    elif given and without:
+        yield Problem(
+            "inputs",
+            f"{', '.join(without)}: no `inputs:`. The router is calibrated only if every task has some; it is not.",
+            "warning",
+        )
 
 
 def _label_problems(recipe: Recipe, heads: dict[str, HeadSource]) -> list[Problem]:

@@ -84,9 +84,10 @@ def calibrate(
     Args:
         path: the bundle. It is replaced as a whole by one with the router; all other files stay what they are.
         inputs: for each task some inputs of it; they need no labels.
-        kind: `auto` chooses `prototype` or `linear` by cross-validation. `prototype` keeps the mean activation and counts it
-            together with the subspaces; `linear` is a logistic regression on what all voters see; `nearest` keeps all
-            activations; `mlp` trains a network on them; `tuned` trains an adapter of the first pass to name the task.
+        kind: `auto` takes `linear` if it beats `prototype` by more than a standard error in cross-validation. `prototype`
+            keeps the mean activation and counts it together with the subspaces; `linear` is a logistic regression on what
+            all voters see; `nearest` keeps all activations; `mlp` trains a network on them;
+            `tuned` trains an adapter of the first pass to name the task.
         count: how many inputs of each task are used at most.
         progress: called for each input that is read and each fold that is fitted.
 
@@ -131,7 +132,7 @@ def _fit(
     owners = torch.tensor([t for t, items in enumerate(chosen.values()) for _ in items])
     looks = list(_seen(model, chosen, step))
     before, tried = _estimates(model, looks, owners, AUTO if kind == "auto" else (kind,), step)
-    best = max(tried, key=lambda one: tried[one].mean.value) if tried else AUTO[0] if kind == "auto" else kind
+    best = _simplest_good(tried) if tried else AUTO[0] if kind == "auto" else kind
     everything = torch.arange(len(owners))
     fitted = {
         f"{best}.{name}": tensor
@@ -140,6 +141,13 @@ def _fit(
     }
     after = tried.get(best)
     return Calibration(best, used, before, after, tried, advise(used, before, after, model.shared_labels)), fitted
+
+
+def _simplest_good(tried: dict[str, Estimate]) -> str:
+    """The first kind within a standard error of the best: a dozen inputs a task cannot tell small differences."""
+    best = max((found.mean for found in tried.values()), key=lambda mean: mean.value)
+    least = best.value - (best.high - best.low) / 4  # an interval of 95 % is four standard errors wide
+    return next(kind for kind, found in tried.items() if found.mean.value >= least)
 
 
 def _tuned(model: Model, chosen: dict[str, list[Any]], step: Step) -> tuple[Calibration, dict[str, Tensor]]:
