@@ -5,7 +5,15 @@ import torch
 
 from massmerge import merge
 from massmerge.merging.run import Silent
-from massmerge.routing.separation import delta_cosines, random_adapters, routing_targets, separation, without_common
+from massmerge.routing.separation import (
+    _ALIKE,
+    clearly_apart,
+    delta_cosines,
+    random_adapters,
+    routing_targets,
+    separation,
+    without_common,
+)
 from models import FAMILIES, write_recipe, write_shifted
 
 
@@ -173,3 +181,18 @@ def test_a_merge_of_two_tasks_with_one_expert_says_so_and_speaks_of_no_random_st
 
 def test_a_merge_of_updates_that_differ_warns_of_nothing(tmp_path):
     assert merged(tmp_path, lambda base: {"a": of_low_rank(base, 1, 3), "b": of_low_rank(base, 2, 4)}) == []
+
+
+def test_what_is_clearly_apart_is_so_by_every_pair_and_alike_tasks_never_are():
+    generator = torch.Generator().manual_seed(3)
+    start = torch.randn(12, 96, generator=generator)
+    for share in (0.0, 0.2, 0.5, 1.0, 4.0):
+        bases = [
+            torch.linalg.qr((share * start + torch.randn(12, 96, generator=generator)).mT).Q.mT.contiguous()
+            for _ in range(6)
+        ]
+        exact = separation([bases]).overlap[~torch.eye(6, dtype=torch.bool)].mean()
+        assert clearly_apart(bases) == bool(exact < 0.8 * _ALIKE) or abs(exact - 0.8 * _ALIKE) < 0.1
+        assert not (clearly_apart(bases) and exact > _ALIKE)
+    assert clearly_apart([torch.eye(96)[:12], torch.eye(96)[12:20], torch.zeros(0, 96)])
+    assert not clearly_apart([torch.eye(96)[:12]] * 3)

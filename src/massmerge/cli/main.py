@@ -30,7 +30,7 @@ VERBS = {
     "out.",
     "interpret": "Decode the singular vectors of BUNDLE's tasks as texts (TextSpan), to see what each subspace means.",
     "verify": "Check every checksum of BUNDLE, and with --experts its deltas; exit code 1 if a check fails.",
-    "calibrate": "Fit a router of BUNDLE on a few inputs per task; labels are not needed.",
+    "calibrate": "Fit a router of BUNDLE on inputs of each task, a dozen or thousands; labels are not needed.",
     "eval": "Measure BUNDLE, or a static merge, on the labelled data of SUITE.",
     "study": "Run the study NAME, or all, on the labelled data of SUITE.",
     "export": "Write tasks of BUNDLE to the folder TARGET in a format that other software reads.",

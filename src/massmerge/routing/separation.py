@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+_PROBES = 32
 _ALIKE = 0.5
 _SAME = 0.999  # cosine of all deltas; adapters of one start share their directions, not what they do with them
 _KIN = 1.5
@@ -109,7 +110,7 @@ def without_common(bases: list[Tensor]) -> list[Tensor]:
         bases: for each task orthonormal rows `v (k, d)`; tasks of one expert are given once, or all they have is common.
     """
     count = len(bases)
-    if count < 2 or not any(len(v) for v in bases):
+    if count < 2 or not any(len(v) for v in bases) or clearly_apart(bases):
         return bases
     pairs = separation([bases]).overlap[~torch.eye(count, dtype=torch.bool)]
     if pairs.mean() <= _ALIKE:
@@ -117,6 +118,25 @@ def without_common(bases: list[Tensor]) -> list[Tensor]:
     _, s, directions = torch.linalg.svd(torch.cat(bases), full_matrices=False)
     common = directions[s.square() > count / 2]  # the squares add up to one for each task that has a direction
     return [_rest(v, common) for v in bases]
+
+
+def clearly_apart(bases: list[Tensor]) -> bool:
+    """Whether the tasks' rows are so far from alike that a look with a few random vectors shows it.
+
+    The squared overlaps of all pairs, and the ranks, add up to the squared length of the sum of all projections, which
+    random vectors estimate to a few per cent. Every product of two tasks would cost much more while a bundle is loaded.
+
+    Args:
+        bases: as in `without_common`.
+    """
+    ranks = [len(v) for v in bases]
+    stacked = torch.cat(bases)
+    probes = torch.randn(stacked.shape[1], _PROBES, generator=torch.Generator().manual_seed(0)).to(stacked)
+    together = float((stacked.mT @ (stacked @ probes)).square().sum()) / _PROBES
+    pairs = (
+        len(bases) * (len(bases) - 1) * min(rank for rank in ranks if rank)
+    )  # the least rank makes it an upper bound
+    return (together - sum(ranks)) / pairs < 0.8 * _ALIKE
 
 
 def _rest(v: Tensor, common: Tensor) -> Tensor:
