@@ -18,13 +18,14 @@ _WINDOWS_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECA
 
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+FactorType = Literal["base", "float16", "int8"]
 Method = Literal[
     "mass", "average", "task_arithmetic", "ties", "dare", "consensus", "tsv_m", "iso_c", "iso_cts", "tsv_c", "emr"
 ]
 METHODS: tuple[str, ...] = get_args(Method)
 # The options of each method with their defaults: those of its paper, or of the public implementation that papers use.
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "mass": {"budget": 2.0, "rank": None, "redundancy": {}, "base": "copy"},
+    "mass": {"budget": 2.0, "rank": None, "factors": "base", "redundancy": {}, "base": "copy"},
     "average": {},
     "task_arithmetic": {"scale": "auto"},
     "ties": {"keep": 0.2, "combine": "mean", "scale": "auto"},
@@ -54,6 +55,8 @@ class MergeOptions(Section):
     """Bytes of the bundle without heads, as a multiple of the base's; 2.0 unless `rank` is given."""
     rank: str | int | float | None = None
     """`1/T` of the full rank (the paper's), a number, or below 1 the share of each delta's energy to keep."""
+    factors: FactorType = "base"
+    """How the factors' numbers are stored: as the base's, in 16 bits, or in 8 with a scale for every vector."""
     redundancy: Redundancy | Literal["none"] = Redundancy()
     base: Literal["copy", "by_reference"] = "copy"
     scale: Literal["auto"] | Annotated[float, Field(gt=0.0)] | None = None

@@ -1,4 +1,5 @@
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,17 +14,24 @@ from massmerge.merging.ranks import (
 )
 
 sizes = st.lists(
-    st.tuples(st.integers(1, 200), st.integers(1, 200), st.sampled_from([2, 4])), min_size=1, max_size=6
+    st.tuples(st.integers(1, 200), st.integers(1, 200), st.sampled_from([torch.bfloat16, torch.float32, torch.int8])),
+    min_size=1,
+    max_size=6,
 ).map(lambda rows: [MatrixSize(f"layer.{i}", m, n, b, (min(m, n),) * 3) for i, (m, n, b) in enumerate(rows)])
 
 
 def matrix(m: int = 64, n: int = 32, limits: tuple[int, ...] = (32, 32, 32, 32)) -> MatrixSize:
-    return MatrixSize("weight", m, n, 4, limits)
+    return MatrixSize("weight", m, n, torch.float32, limits)
 
 
 def test_factors_weigh_k_rows_and_columns_and_float32_singular_values():
     assert factor_bytes(matrix(), 5) - factor_bytes(matrix(), 4) == (64 + 32) * 4 + 4
     assert factor_bytes(matrix(), 0) == 0
+
+
+def test_factors_in_int8_weigh_a_byte_a_number_and_a_scale_of_two_bytes_for_each_vector():
+    int8 = MatrixSize("weight", 64, 32, torch.int8, (32,) * 4)
+    assert factor_bytes(int8, 5) - factor_bytes(int8, 4) == 64 + 32 + 4 + 2 * 2
 
 
 def test_a_core_weighs_the_square_of_the_ranks_together():
@@ -46,7 +54,7 @@ def test_a_larger_budget_never_lowers_a_rank(matrices, budget, more):
 
 
 def test_a_budget_is_used_up_to_the_bytes_of_one_rank_of_each_shape():
-    matrices = [MatrixSize(f"w{i}", 256, 256 if i % 2 else 1024, 4, (256,) * 8) for i in range(12)]
+    matrices = [MatrixSize(f"w{i}", 256, 256 if i % 2 else 1024, torch.float32, (256,) * 8) for i in range(12)]
     budget = 12 * 256 * 640 * 4
     used = total_bytes(matrices, ranks_by_budget(matrices, budget, fixed=False), fixed=False)
     assert 0.9 * budget < used <= budget

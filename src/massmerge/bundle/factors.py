@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from massmerge.bundle.encoding import PARTS, decode, part_shapes, rounding
 from massmerge.checkpoints.skeleton import Slot
 from massmerge.errors import InputError, listing
 from massmerge.io.tensor_file import TensorInfo, read_tensor
@@ -18,8 +19,6 @@ from massmerge.routing.separation import routing_targets
 if TYPE_CHECKING:
     from massmerge.bundle.reader import Bundle
 
-PARTS = "usv"
-
 
 class TaskFile:
     """The factors and whole tensors of one task.
@@ -27,6 +26,8 @@ class TaskFile:
     Args:
         infos: the tensors of its file.
         read: gives one of them; as it is stored, by default.
+
+    Factors are decoded where they are stored in int8; other types are given as `read` gives them.
     """
 
     def __init__(self, infos: Mapping[str, TensorInfo], read: Callable[[TensorInfo], Tensor] = read_tensor) -> None:
@@ -34,9 +35,15 @@ class TaskFile:
 
     def factors(self, tensor: str) -> Factors | None:
         """The factors of a matrix; none where the task leaves the base as it is."""
-        if f"{tensor}.s" not in self.infos:
-            return None
-        return Factors(*(self._read(self.infos[f"{tensor}.{part}"]) for part in PARTS))
+        return decode(self._parts(tensor)) if f"{tensor}.s" in self.infos else None
+
+    def rounding(self, tensor: str) -> float:
+        """How far the encoding may have moved a matrix's factors, as a share of their product."""
+        return rounding(self._parts(tensor))
+
+    def _parts(self, tensor: str) -> dict[str, Tensor]:
+        names = {part: f"{tensor}.{part}" for part in PARTS}
+        return {part: self._read(self.infos[name]) for part, name in names.items() if name in self.infos}
 
     def whole(self, tensor: str) -> Tensor | None:
         """The task's own value of a tensor without factors; none where it leaves the base as it is."""
@@ -50,22 +57,26 @@ class TaskFile:
         """Tensors that have no place in the base, or another shape than it."""
         for name, info in self.infos.items():
             tensor = self._factored(name)
-            wanted = self._shape(tensor, name[-1], slots) if tensor else slots[name].shape if name in slots else None
-            if info.shape != wanted:
+            if tensor:
+                fits = self._wanted(tensor, slots).get(name.rpartition(".")[2]) == (info.shape, info.dtype)
+            else:
+                fits = name in slots and info.shape == slots[name].shape
+            if not fits:
                 yield f"{name} {info.shape}"
 
     def _factored(self, name: str) -> str | None:
         """The matrix that a tensor of the file is a factor of."""
         tensor, _, part = name.rpartition(".")
-        return tensor if part in tuple(PARTS) and f"{tensor}.s" in self.infos else None
+        return tensor if part in PARTS and f"{tensor}.s" in self.infos else None
 
-    def _shape(self, tensor: str, part: str, slots: Mapping[str, Slot]) -> tuple[int, ...] | None:
-        """The shape of a factor in the base; none where there is no such matrix, or another factor is missing."""
+    def _wanted(self, tensor: str, slots: Mapping[str, Slot]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and type of each factor by the base; none where there is no such matrix, or another factor is missing."""
         matrix = slots[tensor].matrix if tensor in slots else None
-        if matrix is None or not {f"{tensor}.{other}" for other in PARTS} <= self.infos.keys():
-            return None
-        rank = self.infos[f"{tensor}.s"].shape
-        return {"u": (matrix[0], *rank), "s": rank[:1], "v": (*rank, matrix[1])}[part]
+        said, vector = self.infos.get(f"{tensor}.u"), self.infos[f"{tensor}.s"]
+        if matrix is None or said is None or len(vector.shape) != 1:
+            return {}
+        wanted = part_shapes(matrix, vector.shape[0], said.dtype)
+        return wanted if {f"{tensor}.{part}" for part in wanted} <= self.infos.keys() else {}
 
 
 class TaskTensors:
@@ -88,15 +99,19 @@ class TaskTensors:
         self.targets = routing_targets(bundle.similarity)
         self._fetched = [_Fetched(bundle.factors_file(task), mapped) for task in self.names]
         self._tasks = [TaskFile(bundle.headers[n], f) for n, f in zip(self.names, self._fetched, strict=True)]
+        self._factors: dict[tuple[int, str], Factors | None] = {}
 
     def to(self, device: torch.device) -> None:
         """Give all tensors on that device from now on."""
+        self._factors = {}
         for fetched in self._fetched:
             fetched.to(device)
 
     def factors(self, task: int, tensor: str) -> Factors | None:
-        """A task's factors of a matrix."""
-        return self._tasks[task].factors(tensor)
+        """A task's factors of a matrix; every set that has the task shares them."""
+        if (task, tensor) not in self._factors:
+            self._factors[task, tensor] = self._tasks[task].factors(tensor)
+        return self._factors[task, tensor]
 
     def changes(self, task: int, tensor: str) -> bool:
         """Whether a task has factors of a matrix."""

@@ -18,7 +18,7 @@ from massmerge.checkpoints import Source
 from massmerge.checkpoints.backbone import load_config
 from massmerge.checkpoints.skeleton import build
 from massmerge.errors import InputError, MassError
-from massmerge.recipe import ProblemType
+from massmerge.recipe import FactorType, ProblemType
 from massmerge.routing.projection import of_common_rank, site_basis
 from massmerge.routing.separation import separation
 from massmerge.routing.sites import Site, voting_sites
@@ -55,6 +55,8 @@ class Inspection:
     base: str
     base_class: str
     base_bytes: int
+    factors: FactorType
+    """How the factors' numbers are stored."""
     sizes: dict[str, int]
     ratio: float
     tasks: tuple[TaskReport, ...]
@@ -118,8 +120,9 @@ def _inspection(bundle: Bundle) -> Inspection:
     sizes["everything else"] = bundle.counted_bytes - sum(sizes.values()) + sizes["heads"]
     base = bundle.manifest["base"]
     return Inspection(
-        str(bundle.path), base["source"], base["class"], bundle.base_bytes, sizes, bundle.counted_bytes / bundle.base_bytes,
-        tuple(tasks), _by_block(names, energy, squared), bundle.similarity.tolist(), *_overlap(bundle),
+        str(bundle.path), base["source"], base["class"], bundle.base_bytes, bundle.recipe.merge.factors, sizes,
+        bundle.counted_bytes / bundle.base_bytes, tuple(tasks), _by_block(names, energy, squared),
+        bundle.similarity.tolist(), *_overlap(bundle),
     )  # fmt: skip
 
 

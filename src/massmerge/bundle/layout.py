@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""The newest format that is read. A bundle states the oldest that describes it, so that earlier versions open what they can."""
+FIRST_FORMAT, ENCODED_FORMAT = 1, 2  # with factors of the base's type, and of another
 MANIFEST = "mass.json"
 RECIPE, STATIC_RECIPE = "recipe.yaml", "mass_recipe.yaml"
 CARD = "README.md"

@@ -8,7 +8,17 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from massmerge.bundle.layout import CARD, FORMAT_VERSION, LOADED, MANIFEST, MOVED, holds_tensors, hub_blobs, work_folder
+from massmerge.bundle.layout import (
+    CARD,
+    FIRST_FORMAT,
+    FORMAT_VERSION,
+    LOADED,
+    MANIFEST,
+    MOVED,
+    holds_tensors,
+    hub_blobs,
+    work_folder,
+)
 from massmerge.bundle.schema import manifest_fault
 from massmerge.errors import InputError
 from massmerge.io.checksums import file_sha256, xxh128_of
@@ -26,7 +36,7 @@ def write_manifest(folder: Path, data: dict[str, Any]) -> None:
     for name in filter(holds_tensors, files):
         with (folder / name).open("rb") as file:
             files[name]["xxh128"] = xxh128_of(file)
-    sign_manifest(folder, {"format_version": FORMAT_VERSION, **data, "files": files})
+    sign_manifest(folder, {"format_version": FIRST_FORMAT, **data, "files": files})
 
 
 def sign_manifest(folder: Path, data: dict[str, Any]) -> None:

@@ -227,7 +227,9 @@ class Bundle:
 
     @property
     def base_dtype(self) -> str:
-        """The type of the base's numbers, such as `float32`: that of the factors, which are kept in it."""
+        """The type of the base's numbers, such as `float32`; by that of the factors in bundles that do not say."""
+        if said := self.manifest["base"].get("dtype"):
+            return str(said)
         kinds = [i.dtype for header in self.headers.values() for i in header.values() if i.dtype.is_floating_point]
         return str(kinds[0]).removeprefix("torch.") if kinds else "float32"
 

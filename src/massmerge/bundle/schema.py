@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -43,6 +43,7 @@ class _File(_Part):
 class _Base(_Part):
     kind: _Name = Field(alias="class")
     bytes: Annotated[int, Field(ge=1, lt=2**63)]
+    dtype: Literal["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"] | None = None
     source: _Name | None = None
     revision: _Name | None = None
     location: _Name | None = None

@@ -282,7 +282,7 @@ def _task_skeleton(
         own = load_config(source)
         return build(own, (own.architectures or [None])[0])
     modules = {m["module"] + ".weight" for m in map(_lora_part, plain.values()) if m}
-    names = {**whole, **dict.fromkeys(modules, TensorInfo((), next(iter(base.readings.values())).info.dtype))}
+    names = {**whole, **dict.fromkeys(modules, TensorInfo((), base.dtype))}
     said = options.auto_mapping.base_model_class if options.auto_mapping else None
     if options.task_type == "TOKEN_CLS":  # its head has the shape of one for whole inputs
         said = modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES.get(base.skeleton.config.model_type)

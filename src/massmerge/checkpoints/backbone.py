@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 import transformers
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
@@ -62,6 +63,12 @@ class Base:
     def info(self, name: str) -> TensorInfo:
         """Shape and dtype of a tensor."""
         return self.readings[name].info
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of its numbers: of the first tensor, where there are several."""
+        kinds = [reading.info.dtype for reading in self.readings.values()]
+        return next((kind for kind in kinds if kind.is_floating_point), kinds[0])
 
     @property
     def slots(self) -> dict[str, Slot]:

@@ -61,7 +61,8 @@ def describe(report: Inspection) -> str:
         for t in report.tasks
     ]  # fmt: skip
     parts = [
-        f"{report.path}: {len(names)} tasks on {report.base} ({report.base_class})",
+        f"{report.path}: {len(names)} tasks on {report.base} ({report.base_class})"
+        + ("" if report.factors == "base" else f", factors in {report.factors}"),
         table(["task", "form", "labels", "rank", "energy kept", "size", *["left out of fixed model"] * fixed], tasks),
         table(
             ["part", "size", "of the base"],

@@ -17,7 +17,7 @@ class Originals:
         self._prepared = prepared
         self.tasks = tuple(task.name for task in prepared.recipe.tasks)
         self.slots = prepared.base.skeleton.slots
-        self.dtype = next(iter(prepared.base.readings.values())).info.dtype
+        self.dtype = prepared.base.dtype
         share = prepared.recipe.merge.rank
         self._energy = share if isinstance(share, float) else None
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from massmerge.bundle.encoding import stored_type
 from massmerge.checkpoints import Expert
 from massmerge.checkpoints.skeleton import Kind, Slot
 from massmerge.errors import Problem
-from massmerge.io.tensor_file import TensorInfo
 from massmerge.merging.costs import entry_bytes, file_bytes, merge_seconds, peak_memory, rest_bytes
 from massmerge.merging.ranks import MatrixSize, core_bytes, factor_bytes, ranks_by_budget, ranks_by_rule, too_small
 from massmerge.recipe import Recipe
@@ -163,7 +163,7 @@ def plan_merge(prepared: OpenedRecipe, touched: dict[str, set[str]], problems: l
             x.name,
             base.slots[x.name].kind,
             base.slots[x.name].shape,
-            _dtype(base.info(x.name)),
+            _dtype(base.info(x.name).dtype),
             (x.m, x.n),
             ranks[x.name],
         )
@@ -235,7 +235,7 @@ def _matrix_sizes(prepared: OpenedRecipe, order: list[str], touched: dict[str, s
         known = {t: prepared.experts[t].rank_limit(name) for t in order if name in touched[t]}
         limits = tuple((known[t] or full) if t in known else 0 for t in order)
         if any(limits):
-            sizes.append(MatrixSize(name, *slot.matrix, prepared.base.info(name).dtype.itemsize, limits))
+            sizes.append(MatrixSize(name, *slot.matrix, _stored(prepared, name), limits))
     return sizes
 
 
@@ -246,8 +246,7 @@ def _whole_tensors(prepared: OpenedRecipe, order: list[str], touched: dict[str, 
         flags = tuple(int(name in touched[t]) for t in order)
         if not any(flags) or _is_factored(prepared, slot):
             continue
-        first = next(iter(base.readings.values())).info
-        dtype = _dtype(base.info(name) if name in base.readings else first)
+        dtype = _dtype(base.info(name).dtype if name in base.readings else base.dtype)
         tensors.append(TensorPlan(name, slot.kind, slot.shape, dtype, None, flags, name in base.readings))
     return tensors
 
@@ -289,5 +288,10 @@ def _task_plan(prepared: OpenedRecipe, name: str, base_bytes: int, factors: int,
     )
 
 
-def _dtype(info: TensorInfo) -> str:
-    return str(info.dtype).removeprefix("torch.")
+def _stored(prepared: OpenedRecipe, name: str) -> torch.dtype:
+    """The type of a matrix's factors."""
+    return stored_type(prepared.recipe.merge.factors, prepared.base.info(name).dtype)
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

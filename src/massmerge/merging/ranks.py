@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-SINGULAR_VALUE_BYTES = 4  # always float32
+import torch
+
+from massmerge.bundle.encoding import part_shapes
+
 _SMALL_SIDE = (
     16  # matrices with a side this small (token types, position buckets) weigh nothing and keep their full rank
 )
@@ -20,7 +24,8 @@ class MatrixSize:
     name: str
     m: int
     n: int
-    itemsize: int
+    stored: torch.dtype
+    """The type of the factors' numbers."""
     limits: tuple[int, ...]
     """The highest rank that each task's delta can have; 0 for a task that does not touch the matrix."""
 
@@ -35,11 +40,12 @@ def too_small(matrix: tuple[int, int], tasks: int) -> bool:
 
 
 def factor_bytes(matrix: MatrixSize, k: int) -> int:
-    """Bytes of `u`, `s` and `v` at rank k, their entries in the file's header included."""
+    """Bytes of the factors at rank k, their entries in the file's header included."""
     if k == 0:
         return 0
-    data = k * (matrix.m + matrix.n) * matrix.itemsize + k * SINGULAR_VALUE_BYTES
-    return data + 3 * (len(json.dumps(matrix.name)) + _HEADER_ENTRY)
+    parts = part_shapes((matrix.m, matrix.n), k, matrix.stored).values()
+    data = sum(math.prod(shape) * dtype.itemsize for shape, dtype in parts)
+    return data + len(parts) * (len(json.dumps(matrix.name)) + _HEADER_ENTRY)
 
 
 def core_bytes(matrix: MatrixSize, ranks: Sequence[int]) -> int:

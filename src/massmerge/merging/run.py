@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 import massmerge
+from massmerge.bundle.encoding import decode, encode, stored_type
 from massmerge.bundle.layout import PROCESSOR
 from massmerge.bundle.merge_folder import MergeFolder, recover, refuse_target
 from massmerge.checkpoints.expert_tensors import difference
@@ -259,13 +260,9 @@ class _Run:
         base = self.originals.base(tensor.name)
         found = {i: self.originals.kept(tensor, task, base) for i, task in given.items()}
         kept = {i: one for i, one in found.items() if one is not None}
-        part: dict[str, Tensor] = {}
-        for i, one in kept.items():
-            part |= {
-                f"{i}.u": one.factors.u.to(base.dtype),
-                f"{i}.s": one.factors.s,
-                f"{i}.v": one.factors.v.to(base.dtype),
-            }
+        dtype = stored_type(self.prepared.recipe.merge.factors, base.dtype)
+        stored = {i: encode(one.factors, dtype) for i, one in kept.items()}
+        part = {f"{i}.{name}": tensor for i, parts in stored.items() for name, tensor in parts.items()}
         count = len(self.order)
         norm, energy, cosine = torch.zeros(count), torch.ones(count), torch.zeros(count, count)
         accepted = torch.zeros(count, dtype=torch.uint8)
@@ -279,7 +276,8 @@ class _Run:
             chosen = self._distinct(factors, similar)
             accepted[[positions[j] for j in chosen]] = 1
             if self.prepared.recipe.router.first_pass == "fixed":
-                part["core"] = self._core([factors[j] for j in chosen])
+                # The core undoes what bases have in common, so it belongs to the factors that it will be multiplied with.
+                part["core"] = self._core([decode(stored[positions[j]]) for j in chosen])
         return part | {"norm": norm, "energy": energy, "cosine": cosine, "accepted": accepted}
 
     def _distinct(self, factors: list[Factors], cosine: Tensor) -> list[int]:

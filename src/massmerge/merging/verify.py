@@ -146,9 +146,8 @@ def _verify_task(
         stored = factors._replace(u=factors.u.float(), v=factors.v.float())
         difference = math.sqrt(remaining_energy(change, stored))
         promised = math.sqrt(max(0.0, 1.0 - float(bundle.statistics["energy"][rows[tensor.name], position])))
-        found = TensorError(
-            tensor.name, difference / length if length else math.inf, promised, _TOLERANCE[factors.u.dtype]
-        )
+        tolerance = _TOLERANCE[factors.u.dtype] + bundle.task_file(task.name).rounding(tensor.name)
+        found = TensorError(tensor.name, difference / length if length else math.inf, promised, tolerance)
         errors.append(found)
         squared_error, squared = squared_error + difference**2, squared + length**2
         if found.fault:

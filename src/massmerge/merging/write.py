@@ -11,7 +11,19 @@ import torch
 
 import massmerge
 from massmerge.bundle.base import base_sha256
-from massmerge.bundle.layout import BASE, BASE_WEIGHTS, CARD, FACTORS, FIXED, PROCESSOR, RECIPE, STATISTICS, task_folder
+from massmerge.bundle.encoding import PARTS, stored_type
+from massmerge.bundle.layout import (
+    BASE,
+    BASE_WEIGHTS,
+    CARD,
+    ENCODED_FORMAT,
+    FACTORS,
+    FIXED,
+    PROCESSOR,
+    RECIPE,
+    STATISTICS,
+    task_folder,
+)
 from massmerge.bundle.manifest import write_manifest
 from massmerge.bundle.merge_folder import MergeFolder
 from massmerge.checkpoints import Source
@@ -55,10 +67,13 @@ def assemble_bundle(prepared: OpenedRecipe, work: MergeFolder, fingerprint: str)
         for t in plan.tasks
     ]
     base = {"class": plan.base_class, "source": plan.base, "revision": plan.base_revision, "bytes": plan.sizes.base}
-    base |= base_terms.to_dict()
+    base |= {"dtype": str(prepared.base.dtype).removeprefix("torch.")} | base_terms.to_dict()
     if recipe.merge.base == "by_reference":
         base |= {"location": _location(prepared.base.source), "sha256": base_sha256(prepared.base)}
-    write_manifest(out, {**common(prepared, fingerprint), "base": base, "tasks": tasks, "ranks": ranks})
+    said = {**common(prepared, fingerprint), "base": base, "tasks": tasks, "ranks": ranks}
+    types = [getattr(torch, matrix.dtype) for matrix in plan.matrices]
+    encoded = any(stored_type(recipe.merge.factors, dtype) != dtype for dtype in types)
+    write_manifest(out, said | ({"format_version": ENCODED_FORMAT} if encoded else {}))
 
 
 def copy_head(prepared: OpenedRecipe, task: TaskRecipe, folder: Path) -> None:
@@ -118,7 +133,7 @@ def _write_task(prepared: OpenedRecipe, work: MergeFolder, position: int, folder
     infos: dict[str, TensorInfo] = {}
     for index, tensor in enumerate(prepared.plan.tensors):
         header = work.header(index)
-        for part in ("u", "s", "v"):
+        for part in PARTS:
             if f"{position}.{part}" in header:
                 infos[f"{tensor.name}.{part}"] = header[f"{position}.{part}"]
         if f"{position}.whole" in header:

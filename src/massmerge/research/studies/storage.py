@@ -75,7 +75,7 @@ def _base_parameters(sources: OpenedRecipe) -> int:
 
 def _itemsize(sources: OpenedRecipe) -> int:
     """Bytes of a number of the base."""
-    return next(iter(sources.base.readings.values())).info.dtype.itemsize
+    return sources.base.dtype.itemsize
 
 
 def _bundle(context: StudyContext) -> dict[str, Any]:
