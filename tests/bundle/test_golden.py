@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import massmerge
-from golden.make import HERE, KINDS, TASKS, answers, inputs, layout, make
+from golden.make import HERE, KINDS, TASKS, answers, inputs, layout, make, place
 from massmerge.bundle.layout import FORMAT_VERSION
 from massmerge.bundle.manifest import find_damage, read_manifest
 
@@ -17,9 +17,15 @@ def said(path: Path) -> dict:
     return json.loads(path.with_suffix(".json").read_text())
 
 
-def test_every_kind_is_stored_in_every_format_version():
+def test_every_kind_is_stored_in_the_format_that_describes_it():
     assert {path.parent.name for path in STORED} == {str(v) for v in range(1, FORMAT_VERSION + 1)}
-    assert {path.name for path in STORED if path.parent.name == str(FORMAT_VERSION)} == {*KINDS}
+    assert {*STORED} == {place(kind) for kind in KINDS}
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_a_stored_bundle_states_its_format(path):
+    """A reader of format 1 refuses what it would misread, and opens all else."""
+    assert read_manifest(path)["format_version"] == int(path.parent.name)
 
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: f"{path.parent.name}-{path.name}")
@@ -40,4 +46,4 @@ def test_a_stored_bundle_routes(path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_format_changes_only_with_its_number(kind, tmp_path):
     """Where this fails, raise `FORMAT_VERSION`, keep the old reader, and run `tests/golden/make.py`."""
-    assert layout(make(kind, tmp_path)) == said(HERE / str(FORMAT_VERSION) / kind)["layout"]
+    assert layout(make(kind, tmp_path)) == said(place(kind))["layout"]

@@ -36,7 +36,11 @@ KINDS = {
               {"merge": {"rank": 2}, "router": {"first_pass": "fixed", "site": "M1"}}),
     "generative": (tf.T5ForConditionalGeneration, tf.T5Config, _T5, {"merge": {"rank": 2}}),
     "static": (*BERT, {"merge": {"method": "tsv_m"}}),
+    "float16": (*BERT, {"merge": {"rank": 2, "factors": "float16"}}),
+    "int8": (*BERT, {"merge": {"rank": 2, "factors": "int8"}}),
 }  # fmt: skip
+FORMATS = {"float16": 2, "int8": 2}
+"""The format that describes each kind; 1 where none stands here."""
 TASKS = ("a", "b", "c")
 
 
@@ -91,14 +95,18 @@ def layout(path: Path) -> dict[str, object]:
     }
 
 
+def place(kind: str) -> Path:
+    """Where the bundle of a kind is stored; its answers and layout beside."""
+    return HERE / str(FORMATS.get(kind, 1)) / kind
+
+
 def main() -> None:
-    """Write every kind, with its answers and its layout."""
-    home = HERE / str(FORMAT_VERSION)
-    for kind in KINDS:
+    """Write every kind of the newest format, with its answers and its layout."""
+    for kind in [kind for kind in KINDS if FORMATS.get(kind) == FORMAT_VERSION]:
         with TemporaryDirectory() as temporary:
-            shutil.copytree(make(kind, Path(temporary)), home / kind)
-        said = {"layout": layout(home / kind), "answers": answers(kind, home / kind)}
-        (home / f"{kind}.json").write_text(json.dumps(said, indent=1) + "\n")
+            shutil.copytree(make(kind, Path(temporary)), place(kind))
+        said = {"layout": layout(place(kind)), "answers": answers(kind, place(kind))}
+        place(kind).with_suffix(".json").write_text(json.dumps(said, indent=1) + "\n")
 
 
 if __name__ == "__main__":
