@@ -257,6 +257,16 @@ def rows_of(inputs: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     return [{name: tensor[i] for name, tensor in inputs.items()} for i in range(count)]
 
 
+def stored_triplet(file: dict[str, torch.Tensor], key: str) -> tuple[torch.Tensor, ...]:
+    """`u`, `s` and `v` of a matrix in float64, one vector after the other where they have scales."""
+    u, s, v = (file[f"{key}.{part}"].double() for part in "usv")
+    if f"{key}.scale" in file:
+        of_u, of_v = file[f"{key}.scale"].tolist()
+        u = torch.stack([column * step for column, step in zip(u.unbind(1), of_u, strict=True)], 1)
+        v = torch.stack([row * step for row, step in zip(v.unbind(0), of_v, strict=True)])
+    return u, s, v
+
+
 def dense_changes(bundle: Path, base: tf.PreTrainedModel, tasks: list[str], merge: Callable) -> dict:
     """What a set changes in the base, as dense tensors: merged factors, and the mean of everything else.
 
@@ -269,7 +279,7 @@ def dense_changes(bundle: Path, base: tf.PreTrainedModel, tasks: list[str], merg
     files = [load_file(bundle / "tasks" / task / "factors.safetensors") for task in tasks]
     changes = {}
     for key, value in base.state_dict().items():
-        found = [tuple(f[f"{key}.{part}"] for part in "usv") for f in files if f"{key}.s" in f]
+        found = [stored_triplet(f, key) for f in files if f"{key}.s" in f]
         if found:
             matrix = merge(found)
             owner = base.get_submodule(key.rpartition(".")[0])

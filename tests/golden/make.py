@@ -28,6 +28,7 @@ _IMAGE = {"image_size": 16, "patch_size": 8, "hidden_size": 16, "num_hidden_laye
           "intermediate_size": 32}  # fmt: skip
 _T5 = {"vocab_size": 60, "d_model": 16, "d_ff": 32, "d_kv": 8, "num_layers": 2, "num_heads": 2,
        "decoder_start_token_id": 0}  # fmt: skip
+_WIDE = _TEXT | {"hidden_size": 24, "intermediate_size": 40}  # small matrices are kept in the base's type
 BERT = (tf.BertForSequenceClassification, tf.BertConfig, _TEXT)
 KINDS = {
     "text": (*BERT, {"merge": {"rank": 2}}),
@@ -36,8 +37,8 @@ KINDS = {
               {"merge": {"rank": 2}, "router": {"first_pass": "fixed", "site": "M1"}}),
     "generative": (tf.T5ForConditionalGeneration, tf.T5Config, _T5, {"merge": {"rank": 2}}),
     "static": (*BERT, {"merge": {"method": "tsv_m"}}),
-    "float16": (*BERT, {"merge": {"rank": 2, "factors": "float16"}}),
-    "int8": (*BERT, {"merge": {"rank": 2, "factors": "int8"}}),
+    "float16": (*BERT[:2], _WIDE, {"merge": {"rank": 2, "factors": "float16"}}),
+    "int8": (*BERT[:2], _WIDE, {"merge": {"rank": 2, "factors": "int8"}}),
 }  # fmt: skip
 FORMATS = {"float16": 2, "int8": 2}
 """The format that describes each kind; 1 where none stands here."""

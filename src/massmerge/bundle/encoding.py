@@ -11,11 +11,15 @@ from massmerge.linalg.factors import Factors
 from massmerge.recipe import FactorType
 
 PARTS = ("u", "s", "v", "scale")
+SMALL_SIDE = 16
+"""Matrices with a side this small (token types, position buckets) weigh nothing and are kept as they are."""
 _LARGEST = 127  # of int8, and of its negative: -128 is not used
 
 
-def stored_type(factors: FactorType, base: torch.dtype) -> torch.dtype:
-    """The type of a matrix's `u` and `v`; a base of 16 bits is not stored in another 16."""
+def stored_type(factors: FactorType, base: torch.dtype, matrix: tuple[int, int]) -> torch.dtype:
+    """The type of a matrix's `u` and `v`; a base of 16 bits is not stored in another 16, nor a small matrix in fewer bits."""
+    if min(matrix) <= SMALL_SIDE:
+        return base
     if factors == "int8":
         return torch.int8
     return torch.float16 if factors == "float16" and base.itemsize > 2 else base

@@ -235,7 +235,7 @@ def _matrix_sizes(prepared: OpenedRecipe, order: list[str], touched: dict[str, s
         known = {t: prepared.experts[t].rank_limit(name) for t in order if name in touched[t]}
         limits = tuple((known[t] or full) if t in known else 0 for t in order)
         if any(limits):
-            sizes.append(MatrixSize(name, *slot.matrix, _stored(prepared, name), limits))
+            sizes.append(MatrixSize(name, *slot.matrix, _stored(prepared, name, slot.matrix), limits))
     return sizes
 
 
@@ -288,9 +288,9 @@ def _task_plan(prepared: OpenedRecipe, name: str, base_bytes: int, factors: int,
     )
 
 
-def _stored(prepared: OpenedRecipe, name: str) -> torch.dtype:
+def _stored(prepared: OpenedRecipe, name: str, matrix: tuple[int, int]) -> torch.dtype:
     """The type of a matrix's factors."""
-    return stored_type(prepared.recipe.merge.factors, prepared.base.info(name).dtype)
+    return stored_type(prepared.recipe.merge.factors, prepared.base.info(name).dtype, matrix)
 
 
 def _dtype(dtype: torch.dtype) -> str:

@@ -9,11 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from massmerge.bundle.encoding import part_shapes
+from massmerge.bundle.encoding import SMALL_SIDE, part_shapes
 
-_SMALL_SIDE = (
-    16  # matrices with a side this small (token types, position buckets) weigh nothing and keep their full rank
-)
 _HEADER_ENTRY = 96  # of a safetensors header, without the tensor's name; numbers of up to 12 digits
 
 
@@ -70,7 +67,7 @@ def ranks_by_share(matrices: Sequence[MatrixSize], share: float) -> dict[str, tu
     tasks = len(matrices[0].limits) if matrices else 1
     wanted = {
         x.name: max(
-            1, min(x.m, x.n) if min(x.m, x.n) <= _SMALL_SIDE else int(share * x.m * x.n / ((x.m + x.n + 1) * tasks))
+            1, min(x.m, x.n) if min(x.m, x.n) <= SMALL_SIDE else int(share * x.m * x.n / ((x.m + x.n + 1) * tasks))
         )
         for x in matrices
     }

@@ -260,7 +260,8 @@ class _Run:
         base = self.originals.base(tensor.name)
         found = {i: self.originals.kept(tensor, task, base) for i, task in given.items()}
         kept = {i: one for i, one in found.items() if one is not None}
-        dtype = stored_type(self.prepared.recipe.merge.factors, base.dtype)
+        assert tensor.matrix is not None
+        dtype = stored_type(self.prepared.recipe.merge.factors, base.dtype, tensor.matrix)
         stored = {i: encode(one.factors, dtype) for i, one in kept.items()}
         part = {f"{i}.{name}": tensor for i, parts in stored.items() for name, tensor in parts.items()}
         count = len(self.order)

@@ -35,7 +35,8 @@ from massmerge.merging.card import bundle_card, terms_of_all
 from massmerge.merging.heads import write_head
 from massmerge.merging.heads.sources import write_json
 from massmerge.merging.open_recipe import OpenedRecipe
-from massmerge.recipe import TaskRecipe
+from massmerge.merging.plan import TensorPlan
+from massmerge.recipe import Recipe, TaskRecipe
 
 
 def assemble_bundle(prepared: OpenedRecipe, work: MergeFolder, fingerprint: str) -> None:
@@ -71,9 +72,14 @@ def assemble_bundle(prepared: OpenedRecipe, work: MergeFolder, fingerprint: str)
     if recipe.merge.base == "by_reference":
         base |= {"location": _location(prepared.base.source), "sha256": base_sha256(prepared.base)}
     said = {**common(prepared, fingerprint), "base": base, "tasks": tasks, "ranks": ranks}
-    types = [getattr(torch, matrix.dtype) for matrix in plan.matrices]
-    encoded = any(stored_type(recipe.merge.factors, dtype) != dtype for dtype in types)
+    encoded = any(_encoded(recipe, tensor) for tensor in plan.tensors)
     write_manifest(out, said | ({"format_version": ENCODED_FORMAT} if encoded else {}))
+
+
+def _encoded(recipe: Recipe, tensor: TensorPlan) -> bool:
+    """Whether a matrix's factors are of another type than the base."""
+    dtype = getattr(torch, tensor.dtype)
+    return tensor.matrix is not None and stored_type(recipe.merge.factors, dtype, tensor.matrix) != dtype
 
 
 def copy_head(prepared: OpenedRecipe, task: TaskRecipe, folder: Path) -> None:
