@@ -11,7 +11,18 @@ import torch
 
 import massmerge
 from massmerge.bundle.base import base_sha256
-from massmerge.bundle.layout import BASE, BASE_WEIGHTS, CARD, FACTORS, FIXED, PROCESSOR, RECIPE, STATISTICS, task_folder
+from massmerge.bundle.layout import (
+    BASE,
+    BASE_WEIGHTS,
+    CARD,
+    FACTORS,
+    FIXED,
+    PROCESSOR,
+    RECIPE,
+    ROUTER,
+    STATISTICS,
+    task_folder,
+)
 from massmerge.bundle.manifest import write_manifest
 from massmerge.bundle.merge_folder import MergeFolder
 from massmerge.checkpoints import Source
@@ -43,6 +54,8 @@ def assemble_bundle(prepared: OpenedRecipe, work: MergeFolder, fingerprint: str)
         _write_task(prepared, work, position, folder)
         copy_head(prepared, task, folder)
     _write_statistics(prepared, work, out / STATISTICS)
+    if prepared.bundled is not None and (moments := prepared.bundled.moments()):
+        write_tensors(out / ROUTER, moments)
     if recipe.router.first_pass == "fixed":
         _write_fixed(prepared, work, out / FIXED)
     (out / RECIPE).write_text(recipe.dump(), encoding="utf-8", newline="\n")
