@@ -12,6 +12,9 @@ from safetensors.torch import load_file, save_file
 import massmerge
 from changes import TASKS, bundles, run, write_adapter, write_decoder
 from massmerge import Bundle
+from massmerge.bundle.layout import ROUTER
+from massmerge.bundle.manifest import read_manifest, sign_manifest
+from massmerge.io.checksums import file_sha256
 from massmerge.merging.verify import verify_bundle
 from massmerge.model.calibrate import calibrate
 from models import FAMILIES, contents, rows_of, text_bundle, write_family, write_recipe
@@ -204,15 +207,25 @@ def test_the_last_task_answers_everything(tmp_path):
     assert {p.task for p in massmerge.load(whole).predict(rows)} == {"b"}
 
 
-def test_a_fitted_router_is_left_out_with_a_warning(root, tmp_path):
+def test_a_router_of_a_version_that_kept_no_means_is_left_out_with_a_warning(root, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(text_bundle(root), out)
     calibrate(out, {"spam": ["win now"], "topic": ["the match"], "mood": ["so sad"]})
+    forget_moments(out)
     done = run("remove", out, "mood")
     assert done.exit_code == 0, done.output
     assert "prototype router was fitted" in done.stderr and "mass calibrate" in done.stderr
     assert "router.safetensors" not in contents(out)
     assert massmerge.load(out).predict("so sad")[0].task in ("spam", "topic")
+
+
+def forget_moments(bundle):
+    """The router's file as older versions wrote it."""
+    tensors = {n: t for n, t in load_file(bundle / ROUTER).items() if not n.startswith("moments.")}
+    save_file(tensors, bundle / ROUTER)
+    manifest = read_manifest(bundle)
+    entry = {"bytes": (bundle / ROUTER).stat().st_size, "sha256": file_sha256(bundle / ROUTER)}
+    sign_manifest(bundle, {**manifest, "files": {**manifest["files"], ROUTER: entry}})
 
 
 # The verbs

@@ -37,6 +37,7 @@ OTHER_NAMES = {
     },
     "explain": {"bundle": "model", "tasks": "task"},
     "inspect": {"sites": "Model.sites"},
+    "add": {"inputs": "Addition.with_inputs; calibrate"},
     "calibrate": {"bundle": "path"},
     "head": {"named": "templates"},
 }

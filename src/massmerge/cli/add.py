@@ -7,41 +7,48 @@ from pathlib import Path
 
 import click
 
-from massmerge.cli.calibrate import calibrate_by_recipe, show_calibration
+from massmerge.cli.calibrate import calibrate_by_recipe, kind_again, paths_of, show_calibration
 from massmerge.cli.common import verb
 from massmerge.cli.merged import change_options, refuse_inside, run_shown, show_written
 from massmerge.cli.plan import show_plan
 from massmerge.errors import InputError
+from massmerge.merging.change import Addition, prepare_addition
 from massmerge.merging.change import add as run_add
-from massmerge.merging.change import prepare_addition
 from massmerge.merging.run import check_target
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(file_okay=False))
 @click.argument("tasks", nargs=-1, required=True, metavar="TASK=EXPERT... | FILE.yaml")
+@click.option("--inputs", multiple=True, metavar="TASK=PATH",
+              help="Unlabelled inputs of a new task, with which a calibrated router is fitted again.")  # fmt: skip
+@click.option("--column", help="Column of a table that holds the inputs.")
 @change_options
 @verb
 def add(
-    bundle: str, tasks: tuple[str, ...], out: str | None, workers: int | None, overwrite: bool, strict: bool,
-    dry_run: bool, as_json: bool, quiet: bool,
+    bundle: str, tasks: tuple[str, ...], inputs: tuple[str, ...], column: str | None, out: str | None,
+    workers: int | None, overwrite: bool, strict: bool, dry_run: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Add tasks to BUNDLE, without the experts of its other tasks.
 
     Write each task as TASK=EXPERT: a name and a folder, file or hub id. To give heads or labels too, write a YAML file with
     `tasks:` as in a recipe.
     """
-    given = _given(tasks)
+    given, folder = _given(tasks)
+    if inputs:
+        given = given.with_inputs({t: Path(p).resolve() for t, p in paths_of(inputs).items()}, column)
     if dry_run:
-        prepared = prepare_addition(bundle, given, download=False)
+        prepared = prepare_addition(bundle, given, folder=folder, download=False)
         check_target(prepared, out, overwrite=overwrite)
         show_plan(prepared.plan, tensors=False, strict=strict, as_json=as_json, quiet=quiet)
     else:
         refuse_inside(out or bundle)
-        work = partial(run_add, bundle, given, out=out, workers=workers, overwrite=overwrite, strict=strict)
+        work = partial(
+            run_add, bundle, given, folder=folder, out=out, workers=workers, overwrite=overwrite, strict=strict
+        )
+        kind = kind_again(bundle)
         summary = run_shown(work, quiet=quiet or as_json)
-        folder = given.resolve().parent if isinstance(given, Path) else Path()
-        calibrated = calibrate_by_recipe(out or bundle, folder, quiet=quiet or as_json)
+        calibrated = calibrate_by_recipe(out or bundle, folder, quiet=quiet or as_json, kind=kind)
         if calibrated is not None:
             summary["calibration"] = calibrated.plain()
         show_written(out or bundle, summary, as_json=as_json, quiet=quiet)
@@ -49,10 +56,10 @@ def add(
             show_calibration(out or bundle, calibrated)
 
 
-def _given(tasks: tuple[str, ...]) -> dict[str, str] | Path:
-    """The tasks of the command line, or the file that describes them."""
+def _given(tasks: tuple[str, ...]) -> tuple[Addition, Path]:
+    """The tasks of the command line, or those of a file, and the folder that their paths start from."""
     if len(tasks) == 1 and Path(tasks[0]).suffix.lower() in (".yaml", ".yml"):
-        return Path(tasks[0])
+        return Addition.load(tasks[0]), Path(tasks[0]).resolve().parent
     found: dict[str, str] = {}
     for entry in tasks:
         name, equals, expert = entry.partition("=")
@@ -63,4 +70,4 @@ def _given(tasks: tuple[str, ...]) -> dict[str, str] | Path:
         if name in found:
             raise InputError(f"two tasks are called {name!r}: give each its own name.")
         found[name] = expert
-    return found
+    return Addition.of(found), Path()

@@ -9,16 +9,17 @@ from pathlib import Path
 import click
 
 from massmerge.bundle.download import refuse_hub
-from massmerge.bundle.layout import ROUTER
+from massmerge.bundle.kept_inputs import tasks_kept
 from massmerge.bundle.merge_folder import recover
 from massmerge.bundle.reader import Bundle
-from massmerge.cli.common import counting, print_json, table, verb
+from massmerge.cli.common import counting, print_json, print_problems, table, verb
 from massmerge.cli.merged import refuse_inside
-from massmerge.errors import InputError
+from massmerge.errors import InputError, Problem
 from massmerge.io.rows import is_file_or_folder, read_inputs
 from massmerge.linalg.intervals import Figure
 from massmerge.model.calibrate import KINDS, MOST, Calibration
 from massmerge.model.calibrate import calibrate as fit
+from massmerge.routing.tuned import TUNED
 
 
 @click.command()
@@ -43,7 +44,7 @@ def calibrate(
     image = Bundle(bundle, check=False).takes_images
     rows: dict[str, Iterator[object]] = {}
     for entry in inputs:
-        task, path = _task_and_path(entry)
+        task, path = task_and_path(entry)
         found = (_good(row.item) for row in read_inputs([path], image=image, column=column))
         rows[task] = chain(rows.get(task, ()), found)
     with counting(quiet or as_json, "step") as step:
@@ -54,27 +55,39 @@ def calibrate(
         show_calibration(bundle, done)
 
 
-def calibrate_by_recipe(out: str, folder: Path, *, quiet: bool) -> Calibration | None:
-    """Fit a router on the inputs that a bundle's recipe names; none if a task has none, or if a router is fitted already.
+def calibrate_by_recipe(out: str, folder: Path, *, quiet: bool, kind: str = "auto") -> Calibration | None:
+    """Fit a router on the inputs that a bundle's recipe names, and on what it keeps of those of an earlier calibration.
+
+    None if there is neither of a task, or if a router is fitted already.
 
     Args:
         out: the bundle.
         folder: what relative paths of the recipe start from.
         quiet: show no progress.
+        kind: of the router.
     """
     found = Bundle(out, check=False)
     tasks = found.recipe.tasks
     paths = {task.name: folder / Path(task.inputs).expanduser() for task in tasks if task.inputs is not None}
-    there = len(paths) == len(tasks) > 1 and all(path.exists() for path in paths.values())
-    if not there or ROUTER in found.manifest["files"]:
+    there = {name: path for name, path in paths.items() if path.exists()}
+    kept = {task.name for task in tasks[: tasks_kept(found)]}
+    if len(tasks) < 2 or len(there.keys() | kept) < len(tasks) or "router_kind" in found.manifest:
         return None
     image = found.takes_images
     rows = {
-        task.name: (_good(r.item) for r in read_inputs([str(paths[task.name])], image=image, column=task.column))
+        task.name: (_good(r.item) for r in read_inputs([str(there[task.name])], image=image, column=task.column))
         for task in tasks
+        if task.name in there
     }
-    with counting(quiet, "step") as step:
-        return fit(out, rows, progress=step)
+    try:
+        with counting(quiet, "step") as step:
+            return fit(out, rows, kind=kind, progress=step)
+    except InputError as error:
+        if not kept:
+            raise
+        # The bundle is written and answers; only the router of before could not be fitted again.
+        print_problems([Problem("router", f"not fitted again: {error} See `mass calibrate`.", "warning")])
+        return None
 
 
 def show_calibration(bundle: str, done: Calibration) -> None:
@@ -89,15 +102,30 @@ def show_calibration(bundle: str, done: Calibration) -> None:
         click.echo(table(["task", "without calibration", f"with {done.kind}"], rows))
         for pair in after.confused:
             click.echo(f"{100 * pair.share:.0f} % of {pair.task} goes to {pair.other}")
+    if done.replayed:
+        click.echo(
+            f"of {', '.join(done.replayed)} the bundle keeps means and scatter of earlier inputs; figures are of those"
+        )
     for sentence in done.advice:
         click.echo(sentence)
+
+
+def kind_again(bundle: str) -> str:
+    """The kind of router to fit again when a bundle's tasks have changed; a trained one needs all its inputs."""
+    kind = Bundle(bundle, check=False).manifest.get("router_kind", "auto")
+    return "auto" if kind == TUNED else str(kind)
+
+
+def paths_of(inputs: tuple[str, ...]) -> dict[str, str]:
+    """The file or folder of each task's inputs, of an option that is given once a task."""
+    return dict(task_and_path(entry) for entry in inputs)
 
 
 def _percent(figure: Figure) -> str:
     return f"{100 * figure.value:.1f} ({100 * figure.low:.1f} to {100 * figure.high:.1f})"
 
 
-def _task_and_path(entry: str) -> tuple[str, str]:
+def task_and_path(entry: str) -> tuple[str, str]:
     """A task and the file or folder of its inputs; a text in their place is refused, for it would be a path mistyped."""
     task, equals, path = entry.partition("=")
     if not equals:

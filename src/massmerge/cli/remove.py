@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import click
 
+from massmerge.cli.calibrate import calibrate_by_recipe, kind_again
 from massmerge.cli.common import verb
 from massmerge.cli.merged import change_options, refuse_inside, run_shown, show_written
 from massmerge.cli.plan import show_plan
@@ -34,4 +36,9 @@ def remove(
     else:
         refuse_inside(out or bundle)
         work = partial(run_remove, bundle, tasks, out=out, workers=workers, overwrite=overwrite, strict=strict)
-        show_written(out or bundle, run_shown(work, quiet=quiet or as_json), as_json=as_json, quiet=quiet)
+        kind = kind_again(bundle)
+        summary = run_shown(work, quiet=quiet or as_json)
+        calibrated = calibrate_by_recipe(out or bundle, Path(), quiet=quiet or as_json, kind=kind)
+        if calibrated is not None:
+            summary["calibration"] = calibrated.plain()
+        show_written(out or bundle, summary, as_json=as_json, quiet=quiet)

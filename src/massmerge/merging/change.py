@@ -56,6 +56,19 @@ class Addition(Section):
                 "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors())
             ) from None
 
+    def with_inputs(self, paths: Mapping[str, str | Path], column: str | None = None) -> Addition:
+        """The same with inputs of some of its tasks, for the router.
+
+        Raises:
+            InputError: there is no such task among them.
+        """
+        names = [task.name for task in self.tasks]
+        unknown = [name for name in paths if name not in names]
+        if unknown:
+            raise InputError(f"inputs of {', '.join(unknown)}: not among the tasks that are added, {', '.join(names)}.")
+        given = {name: {"inputs": str(path), "column": column} for name, path in paths.items()}
+        return self.model_copy(update={"tasks": [t.model_copy(update=given.get(t.name, {})) for t in self.tasks]})
+
     @field_validator("tasks")
     @classmethod
     def _names_differ(cls, tasks: list[TaskRecipe]) -> list[TaskRecipe]:

@@ -11,7 +11,8 @@ from pathlib import Path
 from torch import Tensor
 
 from massmerge.bundle.base import referenced_base
-from massmerge.bundle.layout import BASE, BASE_WEIGHTS, HEAD, ROUTER, TASKS, head_folder
+from massmerge.bundle.kept_inputs import kept_moments, moment_tensors
+from massmerge.bundle.layout import BASE, BASE_WEIGHTS, HEAD, TASKS, head_folder
 from massmerge.bundle.manifest import read_manifest
 from massmerge.bundle.reader import Bundle, BundleTask
 from massmerge.bundle.watched_files import SourceFiles
@@ -22,6 +23,7 @@ from massmerge.checkpoints.skeleton import Kind, build
 from massmerge.errors import InputError, Problem
 from massmerge.linalg.factors import Factors
 from massmerge.merging.heads import HeadSource
+from massmerge.recipe import Recipe
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,17 +188,35 @@ class Bundled:
         """The files of the tokenizer or image processor."""
         return self.bundle.processor_files()
 
-    def problems(self) -> Iterator[Problem]:
-        """What is lost on the way."""
-        if ROUTER in self.bundle.manifest["files"]:
-            kind = self.bundle.recipe.router.kind
-            until = f"routes by {kind} again" if kind == "projection" else "cannot route until it is fitted again"
-            yield Problem(
-                "router",
-                f"the {self.bundle.router_kind} router was fitted to the previous tasks and is dropped: the "
-                f"bundle {until}. Fit it again with `mass calibrate`.",
-                "warning",
+    def moments(self) -> dict[str, Tensor]:
+        """What is kept of the inputs that the router was fitted on; nothing where tasks change what the first pass sees."""
+        if self.bundle.recipe.router.first_pass == "fixed":
+            return {}
+        places = [i for i, task in enumerate(self.bundle.tasks) if task.name in self.names]
+        return moment_tensors(kept_moments(self.bundle), places)
+
+    def problems(self, recipe: Recipe) -> Iterator[Problem]:
+        """What is lost on the way: a fitted router that cannot be fitted again to the tasks of `recipe`."""
+        fitted = self.bundle.manifest.get("router_kind")
+        if fitted is None:
+            return
+        new = [task.name for task in recipe.tasks if task.name not in self.names and task.inputs is None]
+        kept = bool(self.moments())
+        if kept and not new and fitted != "tuned":
+            return
+        kind = self.bundle.recipe.router.kind
+        until = f"routes by {kind} again" if kind == "projection" else "cannot route until it is fitted again"
+        said = f"the {fitted} router was fitted to the previous tasks and is dropped: the bundle {until}. "
+        if not kept:
+            said += "Fit it again with `mass calibrate`."
+        elif new:
+            said += f"Inputs of {', '.join(new)} suffice to fit one again: `mass calibrate`, or `inputs:` of a task."
+        else:
+            said = (
+                "the tuned router was trained on the previous tasks and is dropped. One that is fitted on the means of its "
+                "inputs takes its place; train it again with `mass calibrate --kind tuned`."
             )
+        yield Problem("router", said, "warning")
 
     def _head(self, place: str, kind: str, labels: tuple[str, ...] | None) -> HeadSource:
         own = kind in ("linear", "none")

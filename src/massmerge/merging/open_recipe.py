@@ -121,13 +121,15 @@ def open_recipe(
     attempt.problems += opened.problems
     if bundled is not None:
         experts, heads = {**bundled.experts(), **experts}, {**bundled.heads(), **heads}
-        attempt.problems += bundled.problems()
+        attempt.problems += bundled.problems(recipe)
         processor, base_head = bundled.processor(), attempt("base", partial(bundled.base_head, heads))
     else:
         found = attempt("processor", lambda: _processor_files(recipe, base.source, find))
         processor, base_head = found or {}, find_base_head(base, heads.values())
     attempt.problems += [*_label_problems(recipe, heads), *_headless_problems(recipe, heads, bundled)]
-    attempt.problems += _input_problems(recipe, tasks, folder)
+    attempt.problems += _input_problems(
+        recipe, tasks, folder, bundled.names if bundled and bundled.moments() else set()
+    )
     attempt("router.site", partial(_check_sites, recipe, base))
     prepared = OpenedRecipe(recipe, folder, base, experts, heads, processor, base_head, files, bundled)
     touched = {
@@ -195,13 +197,13 @@ def _check_sites(recipe: Recipe, base: Base) -> None:
     choose_sites(sites, recipe.router.site)
 
 
-def _input_problems(recipe: Recipe, tasks: list[TaskRecipe], folder: Path) -> Iterator[Problem]:
+def _input_problems(recipe: Recipe, tasks: list[TaskRecipe], folder: Path, kept: set[str]) -> Iterator[Problem]:
     """Inputs to calibrate with that are not there, and tasks without any."""
     given = [task for task in tasks if task.inputs is not None]
     for task in given:
         if not (folder / Path(str(task.inputs)).expanduser()).exists():
             yield Problem(f"task {task.name}", f"inputs: {task.inputs}: no such file or folder.")
-    without = [task.name for task in recipe.tasks if task.inputs is None]
+    without = [task.name for task in recipe.tasks if task.inputs is None and task.name not in kept]
     if given and recipe.merge.static:
         yield Problem("inputs", f"{recipe.merge.method} does not route, so it takes no inputs. Remove `inputs:`.")
     elif given and without:

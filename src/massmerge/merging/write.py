@@ -21,6 +21,7 @@ from massmerge.bundle.layout import (
     FIXED,
     PROCESSOR,
     RECIPE,
+    ROUTER,
     STATISTICS,
     task_folder,
 )
@@ -56,6 +57,8 @@ def assemble_bundle(prepared: OpenedRecipe, work: MergeFolder, fingerprint: str)
         _write_task(prepared, work, position, folder)
         copy_head(prepared, task, folder)
     _write_statistics(prepared, work, out / STATISTICS)
+    if prepared.bundled is not None and (moments := prepared.bundled.moments()):
+        write_tensors(out / ROUTER, moments)
     if recipe.router.first_pass == "fixed":
         _write_fixed(prepared, work, out / FIXED)
     (out / RECIPE).write_text(recipe.dump(), encoding="utf-8", newline="\n")

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from massmerge.bundle.download import refuse_hub
+from massmerge.bundle.kept_inputs import MOMENTS, kept_moments, moment_tensors
 from massmerge.bundle.layout import LEFT_OVER, MANIFEST, ROUTER
 from massmerge.bundle.manifest import read_manifest, sign_manifest
 from massmerge.bundle.merge_folder import recover
+from massmerge.bundle.reader import Bundle
 from massmerge.bundle.watched_files import SourceFiles
 from massmerge.bundle.work_folder import WorkFolder, in_words
 from massmerge.errors import InputError
@@ -29,6 +31,8 @@ from massmerge.model.route.first_pass import FirstPass
 from massmerge.model.route.voters import subspaces_of
 from massmerge.model.tune import TuneOptions, Tuning, leave_out, read_rows
 from massmerge.recipe import Unknown
+from massmerge.routing.moments import fit_moments, replay
+from massmerge.routing.router import place_of
 from massmerge.routing.routers import FITTED, find_router
 from massmerge.routing.tuned import TUNED
 
@@ -50,6 +54,8 @@ class Calibration:
         after: the same with it, on inputs that were left out when it was fitted; none if a task has but one input.
         tried: the same of every kind that was tried.
         advice: what to do next.
+        replayed: tasks without inputs, for which those of an earlier calibration stand in, as drawn from their mean and
+            scatter; their figures are of these.
     """
 
     kind: str
@@ -58,6 +64,7 @@ class Calibration:
     after: Estimate | None
     tried: dict[str, Estimate]
     advice: list[str]
+    replayed: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """The calibration as plain data."""
@@ -68,6 +75,7 @@ class Calibration:
             "after": None if self.after is None else self.after.plain(),
             "tried": {kind: found.mean._asdict() for kind, found in self.tried.items()},
             "advice": self.advice,
+            "replayed": list(self.replayed),
         }
 
 
@@ -83,7 +91,8 @@ def calibrate(
 
     Args:
         path: the bundle. It is replaced as a whole by one with the router; all other files stay what they are.
-        inputs: for each task some inputs of it; they need no labels.
+        inputs: for each task some inputs of it; they need no labels. A task may have none if an earlier calibration had:
+            the bundle keeps their mean and scatter, also when tasks are added or removed.
         kind: `auto` takes `linear` if it beats `prototype` by more than a standard error in cross-validation. `prototype`
             keeps the mean activation and counts it together with the subspaces; `linear` is a logistic regression on what
             all voters see; `nearest` keeps all activations; `mlp` trains a network on them;
@@ -123,14 +132,13 @@ def _fit(
     model = load(path, router="projection", check=True)
     model.core.positions(list(inputs) or None)
     chosen = {task: list(islice(inputs.get(task, ()), count)) for task in model.tasks}
-    empty = [task for task, items in chosen.items() if not items]
-    if empty:
-        raise InputError(f"no inputs for {', '.join(empty)}. Every task needs some; a dozen is enough.")
-    used = {task: len(items) for task, items in chosen.items()}
+    stored = {} if model.stages.options.first_pass == "fixed" else kept_moments(Bundle(path, check=False))
+    empty = _refuse_without(model, chosen, {} if kind == TUNED else stored)
     if kind == TUNED:
         return _tuned(model, chosen, step)
-    owners = torch.tensor([t for t, items in enumerate(chosen.values()) for _ in items])
-    looks = list(_seen(model, chosen, step))
+    filled = [_filled(look, chosen, stored, count) for look in _seen(model, chosen, step)]
+    looks, owners = [look for look, _ in filled], filled[0][1]
+    used = {task: int((owners == t).sum()) for t, task in enumerate(model.tasks)}
     before, tried = _estimates(model, looks, owners, AUTO if kind == "auto" else (kind,), step)
     best = _simplest_good(tried) if tried else AUTO[0] if kind == "auto" else kind
     everything = torch.arange(len(owners))
@@ -140,7 +148,52 @@ def _fit(
         for name, tensor in look.fit(best, everything, owners).items()
     }
     after = tried.get(best)
-    return Calibration(best, used, before, after, tried, advise(used, before, after, model.shared_labels)), fitted
+    advice = advise(used, before, after, model.shared_labels)
+    return Calibration(best, used, before, after, tried, advice, empty), fitted | _moments(looks, owners, len(used))
+
+
+def _refuse_without(
+    model: Model, chosen: dict[str, list[Any]], stored: dict[str, dict[str, Tensor]]
+) -> tuple[str, ...]:
+    """The tasks without inputs, for which what is stored of earlier ones stands in.
+
+    Raises:
+        InputError: nothing of use is stored of one of them.
+    """
+    empty = [task for task, items in chosen.items() if not items]
+    looks = [look.voters for look in (model.stages.first, model.stages.second) if look is not None]
+    for voters in looks if empty else ():
+        kept = stored.get(place_of([voter.name for voter in voters]))
+        wide = kept is not None and kept["means"].shape[1] == sum(voter.site.width for voter in voters)
+        known = model.tasks[: len(kept["means"])] if kept is not None and wide else []
+        lacking = [task for task in empty if task not in known]
+        if lacking:
+            other = (
+                " What is kept of earlier inputs is of other sites than those that vote now."
+                if stored and not wide
+                else ""
+            )
+            raise InputError(f"no inputs for {', '.join(lacking)}. Every task needs some; a dozen is enough.{other}")
+    return tuple(empty)
+
+
+def _filled(
+    look: Seen, chosen: dict[str, list[Any]], stored: dict[str, dict[str, Tensor]], most: int
+) -> tuple[Seen, Tensor]:
+    """A look with what stands in for the inputs of tasks that have none, and the task of each input."""
+    widths, begun = [z.shape[1] for z in look.activations], 0
+    parts: list[list[Tensor]] = []
+    for task, items in enumerate(chosen.values()):
+        own = [z[begun : begun + len(items)] for z in look.activations]
+        parts.append(own if items else replay(stored[place_of(look.names)], task, widths, most))
+        begun += len(items)
+    owners = torch.tensor([task for task, own in enumerate(parts) for _ in own[0]])
+    return Seen(look.voters, [torch.cat(zs) for zs in zip(*parts, strict=True)], look.subspaces), owners
+
+
+def _moments(looks: list[Seen], owners: Tensor, tasks: int) -> dict[str, Tensor]:
+    """What is kept of the inputs for the day when tasks are added or removed."""
+    return moment_tensors({place_of(look.names): fit_moments(look.activations, owners, tasks) for look in looks})
 
 
 def _simplest_good(tried: dict[str, Estimate]) -> str:
@@ -171,7 +224,8 @@ def _tuned(model: Model, chosen: dict[str, list[Any]], step: Step) -> tuple[Cali
     used = {task: len(items) for task, items in trained.items()}
     advice = advise(used, before, tried.get(TUNED), model.shared_labels)
     done = Calibration(TUNED, used, before, tried.get(TUNED), tried, advice)
-    return done, {f"{TUNED}.{name}": tensor for name, tensor in kept.items()}
+    fitted = {f"{TUNED}.{name}": tensor for name, tensor in kept.items()}
+    return done, fitted | _moments(looks, owners, len(used))
 
 
 def _seen(model: Model, chosen: dict[str, list[Any]], step: Step) -> Iterator[Seen]:
@@ -203,7 +257,7 @@ def _write(path: Path, result: Path, kind: str, fitted: dict[str, Tensor]) -> No
     manifest = read_manifest(path)
     kept = {}
     if ROUTER in manifest["files"]:
-        kept = {n: t for n, t in read_tensors(path / ROUTER) if not n.startswith(f"{kind}.")}
+        kept = {n: t for n, t in read_tensors(path / ROUTER) if not n.startswith((f"{kind}.", f"{MOMENTS}."))}
     link_tree(path, result, leave_out=(MANIFEST, ROUTER, *LEFT_OVER))
     write_tensors(result / ROUTER, {**kept, **fitted})
     entry = {"bytes": (result / ROUTER).stat().st_size, "sha256": file_sha256(result / ROUTER)}
@@ -218,8 +272,8 @@ def _activations(model: Model, first_pass: FirstPass, chosen: dict[str, list[Any
             yield item
             step(task)
 
-    found: list[list[Tensor]] = []
-    for task, items in chosen.items():
+    found: list[list[Tensor]] = [[torch.zeros(0, voter.site.width) for voter in first_pass.voters]]
+    for task, items in ((task, items) for task, items in chosen.items() if items):
         try:
             found.append(model.activations(stepping(task, items), first_pass=first_pass))
         except InputError as error:

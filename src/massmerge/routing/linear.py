@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, log_softmax, normalize
 
 from massmerge.routing.activation import Activation
 from massmerge.routing.projection import ProjectionRouter
-from massmerge.routing.router import Router, RouterKind, Scores
+from massmerge.routing.router import Router, RouterKind, Scores, place_of
 from massmerge.routing.selection import standardize
 
 # Chosen on validation rows of the text suite, 16 to 400 inputs a task; see docs/research/routing.md.
@@ -94,17 +94,13 @@ class Linear(RouterKind):
         *own, counted = torch.split(weight, [*(u.shape[1] for u in units), tasks], dim=1)
         folded = torch.cat([part @ w for part, w in zip(own, whiteners, strict=True)], 1)
         kept = {"weight": folded, "vote": _VOTE * counted, "bias": bias - folded @ torch.cat(centres)}
-        return {f"{_place(voters)}.{name}": tensor.contiguous() for name, tensor in kept.items()}
+        return {f"{place_of(voters)}.{name}": tensor.contiguous() for name, tensor in kept.items()}
 
     def missing(self, voters: Sequence[str], kept: Iterable[str]) -> list[str]:
         """All voters, if the router was fitted for others."""
-        return [] if f"{_place(voters)}.weight" in list(kept) else list(voters)
+        return [] if f"{place_of(voters)}.weight" in list(kept) else list(voters)
 
     def load(self, voters: Sequence[str], kept: dict[str, Tensor], subspaces: list[ProjectionRouter]) -> LinearRouter:
         """The router of these weights."""
-        weight, vote, bias = (kept[f"{_place(voters)}.{name}"] for name in ("weight", "vote", "bias"))
+        weight, vote, bias = (kept[f"{place_of(voters)}.{name}"] for name in ("weight", "vote", "bias"))
         return LinearRouter(weight, vote, bias, subspaces)
-
-
-def _place(voters: Sequence[str]) -> str:
-    return f"{voters[0]}-{voters[-1]}"

@@ -68,3 +68,8 @@ class RouterKind(ABC):
     @abstractmethod
     def load(self, voters: Sequence[str], kept: dict[str, Tensor], subspaces: list[ProjectionRouter]) -> Router:
         """The router of what `fit` has kept."""
+
+
+def place_of(voters: Sequence[str]) -> str:
+    """The name of what voters keep together: that of the first and of the last."""
+    return f"{voters[0]}-{voters[-1]}"
