@@ -1,7 +1,7 @@
-"""What smaller factors cost: `python -m benchmarks.factor_sizes RECIPE SUITE FOLDER base:2.0 float16:1.5 int8:1.25 int8:2.0`.
+"""What smaller factors cost: `python -m benchmarks.factor_sizes RECIPE SUITE FOLDER base:2.0 float16:1.5 int8:1.25`.
 
-Merges the recipe's experts once for each way to store factors and its budget, and answers the same rows with every bundle. It
-prints a line of JSON for each: size, the range of ranks, normalised accuracy routed and with the task given, seconds to load
+Merges the recipe's experts once for each way to store factors and its budget, and answers the same rows with every bundle.
+It prints a line of JSON for each: size, the range of ranks, normalised accuracy routed and with the task given, seconds to load
 and to answer, and the memory that is resident afterwards.
 """
 
@@ -33,7 +33,8 @@ def measure(bundle: Path, suite: Path, limit: int | None, split: str) -> dict[st
     loaded = time.perf_counter() - start
     found = mm.evaluate(model, suite, split=split, limit=limit, oracle=True)
     about = mm.inspect(bundle)
-    resident = {line.split(":")[0]: int(line.split()[1]) // 1024 for line in open("/proc/self/status") if "Rss" in line}
+    status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    resident = {line.split(":")[0]: int(line.split()[1]) // 1024 for line in status if "Rss" in line}
     normal = {name: round(100 * mean.value, 2) for name, mean in found.means.items() if name.startswith("normalised")}
     return {
         "bundle": bundle.name, "times_the_base": round(about.ratio, 3),

@@ -17,7 +17,7 @@ _LARGEST = 127  # of int8, and of its negative: -128 is not used
 
 
 def stored_type(factors: FactorType, base: torch.dtype, matrix: tuple[int, int]) -> torch.dtype:
-    """The type of a matrix's `u` and `v`; a base of 16 bits is not stored in another 16, nor a small matrix in fewer bits."""
+    """The type of a matrix's `u` and `v`; a base of 16 bits keeps its own type, and so does a small matrix."""
     if min(matrix) <= SMALL_SIDE:
         return base
     if factors == "int8":

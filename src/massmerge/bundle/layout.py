@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 FORMAT_VERSION = 2
-"""The newest that is read. A bundle states the oldest format that describes it, so that earlier versions open what they can."""
+"""The newest that is read. A bundle states the oldest format that describes it: earlier versions open what they can."""
 FIRST_FORMAT, ENCODED_FORMAT = 1, 2  # with factors of the base's type, and of another
 MANIFEST = "mass.json"
 RECIPE, STATIC_RECIPE = "recipe.yaml", "mass_recipe.yaml"
