@@ -1,8 +1,8 @@
 """What smaller factors cost: `python -m benchmarks.factor_sizes RECIPE SUITE FOLDER base:2.0 float16:1.5 int8:1.25`.
 
 Merges the recipe's experts once for each way to store factors and its budget, and answers the same rows with every bundle.
-It prints a line of JSON for each: size, the range of ranks, normalised accuracy routed and with the task given, seconds to load
-and to answer, and the memory that is resident afterwards.
+It prints a line of JSON for each: size, the range of ranks, normalised accuracy routed and with the task given, seconds to
+load and to answer, and the memory that is resident afterwards.
 """
 
 from __future__ import annotations
