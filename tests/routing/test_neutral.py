@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from massmerge.routing.neutral import NeutralRouter
 from massmerge.routing.projection import ProjectionRouter
+from massmerge.routing.prototype import SHARE, SHARE_ALIKE, PrototypeRouter
 
 D = 16
 seeds = st.integers(0, 10_000)
@@ -71,3 +72,14 @@ def test_an_activation_of_zeros_gives_finite_scores():
     own = ProjectionRouter([orthonormal(4, 1), orthonormal(4, 2)])
     found = NeutralRouter([orthonormal(4, i) for i in range(1, 4)], activations(2), [0, 1], own)(torch.zeros(2, D))
     assert bool(found.isfinite().all())
+
+
+def test_prototypes_count_more_beside_subspaces_that_look_random():
+    torch.manual_seed(0)
+    bases = [torch.linalg.qr(torch.randn(D, 2))[0].mT for _ in range(2)]
+    z, owners = torch.randn(20, D), torch.arange(2).repeat(10)
+    plain, neutral = (
+        PrototypeRouter.fit(z, owners, router)["scales"][1]
+        for router in (ProjectionRouter(bases), NeutralRouter(bases, torch.randn(8, D)))
+    )
+    assert torch.isclose(neutral / plain, torch.tensor(SHARE_ALIKE / SHARE))

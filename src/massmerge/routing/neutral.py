@@ -29,7 +29,7 @@ class NeutralRouter(ProjectionRouter):
     def __init__(
         self, bases: list[Tensor], neutral: Tensor, learned: Sequence[int] = (), own: ProjectionRouter | None = None
     ) -> None:
-        super().__init__(bases)
+        super().__init__(bases, alike=True)  # they tell less than others, and prototypes count more beside them
         self._learned, self._own = list(learned), own
         self._usual = self._share(neutral).mean(0).clamp_min(torch.finfo(neutral.dtype).eps)
 
