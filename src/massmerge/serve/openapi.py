@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from massmerge.serve.schemas import ErrorAnswer, HuggingFaceRequest, Options, PredictRequest
+from massmerge.serve.schemas import ErrorAnswer, HuggingFaceRequest, Options, PredictRequest, RouteRequest
 
 _REF = "#/components/schemas/{model}"
-_BODIES: tuple[type[BaseModel], ...] = (PredictRequest, HuggingFaceRequest, Options)
+_BODIES: tuple[type[BaseModel], ...] = (PredictRequest, HuggingFaceRequest, Options, RouteRequest)
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -64,6 +64,11 @@ HUGGING_FACE_BODY: dict[str, Any] = {
         "required": True,
         "content": {"application/json": _json_body(HuggingFaceRequest), "image/*": _BINARY},
     }
+}
+
+
+ROUTE_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": _json_body(RouteRequest)}}
 }
 
 
