@@ -9,18 +9,19 @@ from typing import Any, Literal
 
 from massmerge.errors import InputError
 from massmerge.model.answers import Generation, Routing, answered, clear, or_raised
-from massmerge.model.core import Answering, Core
+from massmerge.model.core import Core
 from massmerge.model.decode import Piece, StepDecoder
 from massmerge.model.generate import Generator
 from massmerge.model.inputs import Row, several
 from massmerge.model.route.decide import Choice
 from massmerge.model.route.stages import Stages, milliseconds
+from massmerge.model.routing_model import RoutingModel
 from massmerge.model.second_pass.sets import Sets
 from massmerge.model.streams import TextStream
 from massmerge.recipe import Unknown
 
 
-class Generative(Answering):
+class Generative(RoutingModel):
     """A loaded bundle, as far as it writes.
 
     Args:
@@ -30,13 +31,8 @@ class Generative(Answering):
     """
 
     def __init__(self, core: Core, stages: Stages, sets: Sets) -> None:
-        super().__init__(core)
-        self._stages, self._sets = stages, sets
-
-    @property
-    def stages(self) -> Stages:
-        """What finds the tasks of an input: voters, routers, looks."""
-        return self._stages
+        super().__init__(core, stages)
+        self._sets = sets
 
     @property
     def sets(self) -> Sets:

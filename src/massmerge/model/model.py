@@ -22,7 +22,6 @@ from massmerge.model.route.first_pass import FirstPass
 from massmerge.model.route.stages import milliseconds
 from massmerge.model.second_pass.sets import Passed
 from massmerge.recipe import Unknown
-from massmerge.routing import Site
 from massmerge.routing.sessions import Keys, SessionKeys, Sessions, all_together, session_batches
 
 
@@ -34,21 +33,6 @@ class Model(Generative):
         stages: what finds the tasks of an input.
         sets: what answers with the tasks that were found.
     """
-
-    @property
-    def voters(self) -> list[str]:
-        """The sites and tokens that decide, such as `M0.mean`."""
-        return [voter.name for voter in self.stages.voters]
-
-    @property
-    def top_k(self) -> int:
-        """Most tasks that a selected set holds: also what `top_k: auto` of a recipe comes to."""
-        return self.stages.top_k
-
-    @property
-    def sites(self) -> list[Site]:
-        """Every place where inputs can be routed, in the order of a forward pass."""
-        return list(self.stages.sites)
 
     def predict(
         self,
@@ -146,15 +130,6 @@ class Model(Generative):
             free, heads = (self._heads(passed, chosen, 3) for chosen in (routings, given))
             found += zip(free, heads, strict=True)
         return found
-
-    def route(self, inputs: Any, *, task: str | Sequence[str] | None = None, batch_size: int = 32) -> list[Routing]:
-        """Only the first half: residual, weight and selected set of each input.
-
-        An unclear image is decided by the heads of several candidates in `predict`, which are not asked here.
-        """
-        choice = self.stages.choice(self.core.positions(task))
-        batches = self.core.batches(several(inputs), batch_size)
-        return [routing for batch in batches for routing in self.stages.look(batch, choice)[0]]
 
     def answer(
         self, inputs: Any, routings: Sequence[Routing], *, top: int = 3, batch_size: int = 32
