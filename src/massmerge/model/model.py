@@ -172,14 +172,6 @@ class Model(Generative):
         found = [[seen.pooled() for seen in run(batch)] for batch in self.core.batches(several(inputs), batch_size)]
         return [torch.cat(parts) for parts in zip(*found, strict=True)]
 
-    def read(self, item: Any) -> dict[str, Tensor]:
-        """One input as the tensors that the backbone takes; every other method takes them in its place.
-
-        Raises:
-            InputError: it cannot be read as an input of this model.
-        """
-        return self.core.reader.row(item)
-
     # Steps
 
     def _refuse_headless(self, tasks: list[int]) -> None:
