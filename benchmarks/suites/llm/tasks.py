@@ -116,7 +116,10 @@ def make_data(name: str, tokenizer: Any) -> None:
         for split, pairs in rows.items():
             inputs = [shortened(one, TASKS[name].end) for one, _ in pairs]
             prompts = [prompt(name, form, one, i, tokenizer) for i, one in enumerate(inputs)]
-            table = {"text": prompts, "label": [label.lower() for _, label in pairs]}  # most labels are in small letters
+            table = {
+                "text": prompts,
+                "label": [label.lower() for _, label in pairs],
+            }  # most labels are in small letters
             pq.write_table(pa.table(table), target / f"{split}.parquet")
         about = {"form": form, "from": TASKS[name].source, "rows": {split: len(pairs) for split, pairs in rows.items()}}
         (target / "data.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
@@ -136,8 +139,8 @@ def prompt(name: str, form: Form, one: str, row: int, tokenizer: Any) -> str:
 def shortened(one: str, end: bool = False) -> str:
     """An input in one line, cut to its first words, or to its last.
 
-    >>> shortened("a  b\\nc")
-    'a b c'
+    >>> shortened("a  b")
+    'a b'
     """
     words = one.split()
     line = " ".join(words[-WORDS:] if end else words[:WORDS])
