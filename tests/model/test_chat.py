@@ -1,9 +1,13 @@
 """Conversations: the base's chat template, one begin token, prompts that are too long."""
 
+import json
+
 import pytest
+from click.testing import CliRunner
 
 import massmerge
 from massmerge import InputError
+from massmerge.cli.main import main
 from massmerge.model.chat import empty_prompt, is_conversation, render
 from massmerge.model.inputs import several
 from models import write_recipe
@@ -97,3 +101,41 @@ def test_a_conversation_is_answered(model):
 def test_a_prompt_that_is_too_long_is_counted_before_it_is_cut(model):
     with pytest.raises(InputError, match="a prompt of 101 tokens and up to 4 new ones are more than the 64"):
         model.generate("a " * 100, max_new_tokens=4)
+
+
+# The command
+
+
+def run(*arguments, stdin=None):
+    return CliRunner().invoke(main, ["generate", *map(str, arguments)], input=stdin)
+
+
+def test_the_command_reads_texts_files_and_conversations_as_messages(bundle, model, tmp_path):
+    (tmp_path / "one.txt").write_text("a team\n\nfree prize\n")
+    (tmp_path / "some.jsonl").write_text(json.dumps({"talk": MESSAGES}) + "\n" + json.dumps({"talk": "a film"}) + "\n")
+    files = [tmp_path / "one.txt", tmp_path / "some.jsonl", "-"]
+    done = run(bundle, "sad film", *files, "--chat", "--system", "vote", "--column", "talk", "--json", stdin="a\nb\n")
+    assert done.exit_code == 0, done.output
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    users = ["sad film", "a team\n\nfree prize\n", None, "a film", "a\nb"]
+    told = [{"role": "system", "content": "vote"}]
+    talks = [MESSAGES if text is None else [*told, {"role": "user", "content": text}] for text in users]
+    assert [row["tokens"] for row in found] == [g.tokens for g in model.generate(talks)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["a", "--system", "b"], 2, "--system is for conversations: add --chat"),
+        (["missing.txt", "--chat"], 1, "missing.txt: no such file"),
+    ],
+)
+def test_wrong_calls_are_told(bundle, arguments, code, message):
+    done = run(bundle, *arguments)
+    assert done.exit_code == code and message in done.output
+
+
+def test_a_list_that_holds_no_messages_is_an_error_of_its_row(bundle, tmp_path):
+    (tmp_path / "some.jsonl").write_text('{"talk": ["a", "b"]}\n')
+    done = run(bundle, tmp_path / "some.jsonl", "--column", "talk", "--chat")
+    assert done.exit_code == 1 and "not a list of messages" in done.output
