@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from massmerge.errors import InputError, MassError
+from massmerge.errors import DamageError, InputError, MassError
 from massmerge.model.answers import Routing
 from massmerge.model.decode import Piece
 from massmerge.model.generative import Generative
 from massmerge.model.inputs import CutRow, positions
 from massmerge.serve.errors import ServiceError
+from massmerge.serve.logs import without_values
 
+log = logging.getLogger("massmerge.serve")
 _K = TypeVar("_K", bound=Hashable)
 
 
@@ -107,15 +111,24 @@ class Texts(Generic[_K]):
 
     def join(self, asked: Sequence[tuple[_K, Ask]]) -> Iterator[tuple[_K, Begun | ServiceError]]:
         """Begin texts at the next step; how each prompt was routed, or why it cannot be answered."""
-        read = [(key, ask, _or_error(lambda ask=ask: self._model.read(ask.prompt))) for key, ask in asked]
-        rows = [row for _, ask, row in read if ask.task is None and not isinstance(row, ServiceError)]
-        routings = iter(self._model.route(rows, batch_size=max(1, len(rows))))
-        for key, ask, row in read:
+        rows = [_or_error(partial(self._model.read, ask.prompt)) for _, ask in asked]
+        free = [row for (_, ask), row in zip(asked, rows, strict=True) if ask.task is None and isinstance(row, dict)]
+        routings = iter(self._routings(free))
+        for (key, ask), row in zip(asked, rows, strict=True):
             if isinstance(row, ServiceError):
                 yield key, row
                 continue
             routing = next(routings) if ask.task is None else _given(ask.task)
-            yield key, self._begin(key, ask, row, routing)
+            yield key, routing if isinstance(routing, ServiceError) else self._begin(key, ask, row, routing)
+
+    def _routings(self, rows: list[Any]) -> list[Routing | ServiceError]:
+        """Routings of prompts in one batch; if they cannot run together, of each by itself."""
+        if not rows:
+            return []
+        found = _or_error(lambda: self._model.route(rows, batch_size=len(rows)))
+        if isinstance(found, list):
+            return found
+        return [found] if len(rows) == 1 else [one for row in rows for one in self._routings([row])]
 
     def _begin(self, key: _K, ask: Ask, row: Any, routing: Routing) -> Begun | ServiceError:
         if not routing.selected:
@@ -224,11 +237,17 @@ def _given(task: str) -> Routing:
     return Routing({}, {task: 1.0}, [task], "none: the task was given")
 
 
-def _or_error(function: Any) -> Any:
-    """What a function gives; where the request is to blame, the error."""
+def _or_error(function: Callable[[], Any]) -> Any:
+    """What a function gives, or the error in its place; damage is raised, for it concerns all texts."""
     try:
         return function()
-    except InputError as error:
-        return ServiceError(400, "invalid", str(error))
+    except DamageError:
+        raise
     except MassError as error:
-        return ServiceError(400, "unanswerable", str(error))
+        return ServiceError(400, "invalid" if isinstance(error, InputError) else "unanswerable", str(error))
+    except BaseException as error:
+        # Of a library, at something odd in the prompt; a panic of one that is written in Rust is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        log.error("a prompt could not be answered", extra={"fault": without_values(error)})
+        return ServiceError(500, "internal", "The prompt could not be answered because of an internal error.")

@@ -172,14 +172,7 @@ class Writer:
         now = time.monotonic()
         for job in jobs:
             job.began = now
-        try:
-            found: list[tuple[Job, Heard]] = list(texts.join([(job, job.ask) for job in jobs]))
-        except DamageError:  # every other text would come from the same files
-            raise
-        except Exception as error:
-            log.error("prompts could not be read", extra={"fault": without_values(error)})
-            found = [(job, _INTERNAL) for job in jobs]
-        self._tell(found)
+        self._tell(list(texts.join([(job, job.ask) for job in jobs])))
 
     def _step(self, texts: Texts[Job]) -> None:
         if not texts.running:

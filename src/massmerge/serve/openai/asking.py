@@ -89,7 +89,7 @@ def _conversation(given: ChatRequest, settings: ServiceSettings) -> list[dict[st
     _refuse_long(sum(len(text) for _, text in messages), settings, "messages")
     if not messages:
         raise ServiceError(400, "invalid", "messages: there is no text in them.", param="messages")
-    return [{"role": role, "content": text} for role, text in messages]
+    return [{"role": "system" if role == "developer" else role, "content": text} for role, text in messages]
 
 
 def _prompt(given: CompletionRequest, settings: ServiceSettings) -> Any:
