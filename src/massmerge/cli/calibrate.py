@@ -19,6 +19,7 @@ from massmerge.io.rows import is_file_or_folder, read_inputs
 from massmerge.linalg.intervals import Figure
 from massmerge.model.calibrate import KINDS, MOST, Calibration
 from massmerge.model.calibrate import calibrate as fit
+from massmerge.model.limits import GIVEN_UP, Limits
 from massmerge.routing.tuned import TUNED
 
 
@@ -30,9 +31,20 @@ from massmerge.routing.tuned import TUNED
 @click.option("--kind", type=click.Choice(KINDS), default="auto", show_default=True,
               help="The router; auto chooses prototype or linear by cross-validation.")  # fmt: skip
 @click.option("--count", type=click.IntRange(min=1), default=MOST, show_default=True, help="Inputs per task at most.")
+@click.option("--precision", type=click.FloatRange(0, 1, min_open=True, max_open=True),
+              help="Propose the least confidence with which this share of answers is right.")  # fmt: skip
+@click.option("--write-limits", is_flag=True, help="Write the proposed limits into the bundle, which then abstains.")
 @verb
 def calibrate(
-    bundle: str, inputs: tuple[str, ...], column: str | None, kind: str, count: int, as_json: bool, quiet: bool
+    bundle: str,
+    inputs: tuple[str, ...],
+    column: str | None,
+    kind: str,
+    count: int,
+    precision: float | None,
+    write_limits: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Fit a router of BUNDLE on inputs of each task, a dozen or thousands; labels are not needed.
 
@@ -48,7 +60,7 @@ def calibrate(
         found = (_good(row.item) for row in read_inputs([path], image=image, column=column))
         rows[task] = chain(rows.get(task, ()), found)
     with counting(quiet or as_json, "step") as step:
-        done = fit(bundle, rows, kind=kind, count=count, progress=step)
+        done = fit(bundle, rows, kind=kind, count=count, precision=precision, write_limits=write_limits, progress=step)
     if as_json:
         print_json(done.plain())
     elif not quiet:
@@ -108,6 +120,24 @@ def show_calibration(bundle: str, done: Calibration) -> None:
         )
     for sentence in done.advice:
         click.echo(sentence)
+    for sentence in _limits_in_words(done.limits):
+        click.echo(sentence)
+
+
+def _limits_in_words(limits: Limits) -> Iterator[str]:
+    """The limits that are proposed, and what they do."""
+    if limits.typicality is not None:
+        yield (
+            f"limit for inputs of no task: typicality {limits.typicality:.4f} "
+            f"(gives up {100 * GIVEN_UP:.0f} % of the tasks' own inputs)"
+        )
+    if limits.confidence is not None and limits.precision is not None and limits.answered is not None:
+        yield (
+            f"limit for {100 * limits.precision:g} % right answers: confidence {limits.confidence:.4f} "
+            f"(answers {100 * limits.answered:.0f} % of inputs)"
+        )
+    elif limits.precision is not None:
+        yield f"no limit of confidence reaches {100 * limits.precision:g} % right answers on these inputs"
 
 
 def kind_again(bundle: str) -> str:
