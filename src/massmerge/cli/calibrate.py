@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -54,17 +54,23 @@ def calibrate(
     refuse_inside(bundle)
     recover(Path(bundle))
     image = Bundle(bundle, check=False).takes_images
-    rows: dict[str, Iterator[object]] = {}
-    for entry in inputs:
-        task, path = task_and_path(entry)
-        found = (_good(row.item) for row in read_inputs([path], image=image, column=column))
-        rows[task] = chain(rows.get(task, ()), found)
+    rows = task_inputs(inputs, image=image, column=column)
     with counting(quiet or as_json, "step") as step:
         done = fit(bundle, rows, kind=kind, count=count, precision=precision, write_limits=write_limits, progress=step)
     if as_json:
         print_json(done.plain())
     elif not quiet:
         show_calibration(bundle, done)
+
+
+def task_inputs(entries: Iterable[str], *, image: bool, column: str | None) -> dict[str, Iterator[object]]:
+    """The inputs of each task, of an option that is given once a task or more often."""
+    found: dict[str, Iterator[object]] = {}
+    for entry in entries:
+        task, path = task_and_path(entry)
+        own = (good(row.item) for row in read_inputs([path], image=image, column=column))
+        found[task] = chain(found.get(task, ()), own)
+    return found
 
 
 def calibrate_by_recipe(out: str, folder: Path, *, quiet: bool, kind: str = "auto") -> Calibration | None:
@@ -87,7 +93,7 @@ def calibrate_by_recipe(out: str, folder: Path, *, quiet: bool, kind: str = "aut
         return None
     image = found.takes_images
     rows = {
-        task.name: (_good(r.item) for r in read_inputs([str(there[task.name])], image=image, column=task.column))
+        task.name: (good(r.item) for r in read_inputs([str(there[task.name])], image=image, column=task.column))
         for task in tasks
         if task.name in there
     }
@@ -167,7 +173,8 @@ def task_and_path(entry: str) -> tuple[str, str]:
     return task, path
 
 
-def _good(item: object) -> object:
+def good(item: object) -> object:
+    """An input, if it could be read."""
     if isinstance(item, InputError):
         raise item
     return item

@@ -88,7 +88,7 @@ def held_out_routings(
     found: dict[int, Routing] = {}
     for fitted, asked in folds(owners) if needs_fit else [(everything, everything)]:
         routers = [look.router(kind, fitted, owners) for look in looks]
-        for place, routing in zip(asked.tolist(), _decided(stages, looks, routers, asked), strict=True):
+        for place, routing in zip(asked.tolist(), decided(stages, looks, routers, asked), strict=True):
             found[place] = routing
         step(kind)
     return [found[place] for place in range(len(owners))] if found else None
@@ -99,7 +99,9 @@ def plain_choice(stages: Stages) -> Choice:
     return replace(stages.choice(unknown=Unknown()), rule=PROBABLE)
 
 
-def _decided(stages: Stages, looks: Sequence[Seen], routers: Sequence[Router], asked: Tensor) -> list[Routing]:
+def decided(stages: Stages, looks: Sequence[Seen], routers: Sequence[Router], asked: Tensor) -> list[Routing]:
+    """How routers of the looks route some of the inputs that these have seen."""
+
     def again(unsure: list[int]) -> Votes:
         return looks[1].votes(routers[1], asked[torch.tensor(unsure)])
 
