@@ -6,13 +6,15 @@ import base64
 import io
 import mimetypes
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 import massmerge
 from massmerge.bundle.inspect import Inspection, inspect_bundle
@@ -22,6 +24,8 @@ from massmerge.io.allocator import keep_buffers
 from massmerge.io.rows import NamedInput, read_inputs
 from massmerge.model.load import load
 from massmerge.model.model import Model
+from massmerge.model.route.stages import Stages
+from massmerge.routing import Activation
 from massmerge.serve.settings import ServiceSettings
 
 _MOST_EXAMPLES = 24
@@ -42,6 +46,11 @@ class Loaded:
     def kind(self) -> str:
         """The kind of input."""
         return "image" if self.model.takes_images else "text"
+
+    def watched(self, watch: Callable[[Stages, dict[str, Tensor], list[Activation]], None]) -> Loaded:
+        """The same, with every batch that is routed shown to something."""
+        model = self.model
+        return replace(self, model=Model(model.core, replace(model.stages, watch=watch), model.sets))
 
     def tasks(self) -> list[dict[str, Any]]:
         """The tasks, as `/v1/tasks` answers them."""

@@ -22,6 +22,7 @@ from massmerge.serve.errors import ClientGone, ServiceError
 from massmerge.serve.loaded import Loaded, load_bundle
 from massmerge.serve.logs import without_values
 from massmerge.serve.metrics import Metrics
+from massmerge.serve.reservoir import Reservoir
 from massmerge.serve.settings import ServiceSettings
 from massmerge.serve.traffic import Traffic
 from massmerge.serve.worker import InSession, Worker
@@ -48,6 +49,8 @@ class Service:
         self._loaded: Loaded | None = None
         self._batcher: Batcher | None = None
         self._decoder: Decoder | None = None
+        kept = settings.reservoir
+        self.reservoir = None if kept is None else Reservoir(kept, settings.reservoir_size)
         self._under_way: set[asyncio.Task[list[Outcome]]] = set()
         self._reloading = asyncio.Lock()
 
@@ -77,6 +80,8 @@ class Service:
             self._decoder.close()
         if self._batcher:
             await asyncio.to_thread(self._batcher.close, 1.0)
+        if self.reservoir:
+            await asyncio.to_thread(self.reservoir.write)
 
     def give_up(self) -> None:
         """Refuse what is still under way: the time in which it could be answered is over."""
@@ -103,7 +108,8 @@ class Service:
 
     async def _load(self) -> None:
         began = time.monotonic()
-        self._loaded = await _in_daemon(lambda: load_bundle(self.settings))
+        loaded = await _in_daemon(lambda: load_bundle(self.settings))
+        self._loaded = loaded if self.reservoir is None else loaded.watched(self.reservoir)
         took = round(time.monotonic() - began, 2)
         log.info("bundle loaded", extra={"bundle": str(self.settings.bundle), "seconds": took})
 
