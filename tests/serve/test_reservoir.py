@@ -1,7 +1,6 @@
 """A service's sample of what its voters see: bounded, fair, and of use to `mass adapt`."""
 
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ import massmerge
 import massmerge.model.adapt as adapting
 from answers import vit_images
 from massmerge.model.adapt import adapt
-from massmerge.model.model import Model
 from massmerge.serve.reservoir import Reservoir
 from models import image_bundle, text_bundle
 
@@ -22,8 +20,7 @@ TEXTS = [
 
 def watched(bundle, reservoir):
     """A loaded bundle whose routed inputs are shown to a reservoir."""
-    model = massmerge.load(bundle)
-    return Model(model.core, replace(model.stages, watch=reservoir), model.sets)
+    return massmerge.load(bundle).watched(reservoir)
 
 
 def test_no_more_inputs_are_kept_than_asked_for_and_written_once_due(root, tmp_path):

@@ -121,7 +121,7 @@ class Stages:
     rule: ConfidenceRule | None = None
     typical: Typicality | None = None
     targets: list[int] | None = None
-    watch: Callable[[Stages, dict[str, Tensor], list[Activation]], None] | None = None
+    watch: Watch | None = None
 
     @property
     def voters(self) -> list[Voter]:
@@ -244,3 +244,7 @@ class Stages:
 def milliseconds(began: float) -> float:
     """Time since a moment of `time.perf_counter`."""
     return round((time.perf_counter() - began) * 1000, 3)
+
+
+Watch = Callable[[Stages, dict[str, Tensor], list[Activation]], None]
+"""Is shown batches that are routed."""
