@@ -16,9 +16,8 @@ from massmerge.io.tensor_file import read_tensors
 from massmerge.model.estimate import decided
 from massmerge.model.load import load
 from massmerge.model.model import Model
-from massmerge.model.route.voters import subspaces_of
 from massmerge.model.router_file import FittedRouter, replace_router
-from massmerge.model.seen import Seen, Step, look_at
+from massmerge.model.seen import Seen, Step, look_at, subspaces_at
 from massmerge.routing import vote
 from massmerge.routing.adapted import ADAPTED, AdaptedRouter, adapted_tensors, fit_adapted
 from massmerge.routing.router import Router
@@ -117,8 +116,8 @@ def _traffic(model: Model, inputs: Iterable[Any] | Path, count: int, step: Step)
         widths = [kept[name].shape[1] if name in kept and kept[name].ndim == 2 else 0 for name in names]
         if widths != [voter.site.width for voter in look.voters]:
             raise InputError(f"{inputs}: not the reservoir of a service with this bundle; its voters are others.")
-        subspaces = subspaces_of(look.voters, model.sets.tensors, stages.options.score, look.first_pass)
-        found.append(Seen(look.voters, [kept[name][:count].float() for name in names], subspaces))
+        activations = [kept[name][:count].float() for name in names]
+        found.append(Seen(look.voters, activations, subspaces_at(model, look)))
     return found
 
 

@@ -13,6 +13,7 @@ from massmerge.errors import InputError
 from massmerge.model.model import Model
 from massmerge.model.route.decide import Votes, cast_votes
 from massmerge.model.route.first_pass import FirstPass, Voter
+from massmerge.model.route.stages import Look
 from massmerge.model.route.voters import subspaces_of
 from massmerge.routing import Activation
 from massmerge.routing.moments import replay
@@ -64,8 +65,13 @@ def look_at(model: Model, chosen: Mapping[str, Sequence[Any]], step: Step) -> It
     stages = model.stages
     for look in (stages.first, stages.second):
         if look is not None:
-            subspaces = subspaces_of(look.voters, model.sets.tensors, stages.options.score, look.first_pass)
-            yield Seen(look.voters, see(model, look.first_pass, chosen, step), subspaces)
+            yield Seen(look.voters, see(model, look.first_pass, chosen, step), subspaces_at(model, look))
+
+
+def subspaces_at(model: Model, look: Look) -> list[ProjectionRouter]:
+    """The tasks' subspaces for each voter of a look."""
+    options, folder = model.stages.options, model.core.reader.folder
+    return subspaces_of(look.voters, model.sets.tensors, options, look.first_pass, folder)
 
 
 def see(model: Model, first_pass: FirstPass, chosen: Mapping[str, Sequence[Any]], step: Step) -> list[Tensor]:
