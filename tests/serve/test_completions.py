@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -9,6 +10,7 @@ import openai
 import pytest
 
 import massmerge
+from massmerge.model.decode import StepDecoder
 from models import write_recipe
 from serving import holding, wait_for
 from writers import TEMPLATE, letter_tokenizer, make_chat_writers
@@ -151,9 +153,15 @@ def test_a_client_that_leaves_frees_its_place(held):
 
 
 def test_a_text_that_takes_too_long_is_refused_or_broken_off_with_a_reason(monkeypatch, bundle):
-    with holding(monkeypatch, bundle=bundle, timeout=0.4, max_new_tokens=2000) as slow:
-        slow.client.post(CHAT, json=asked(max_tokens=1))
-        late = slow.client.post(CHAT, json=asked(max_tokens=1900))
+    gate, step = threading.Event(), StepDecoder.step
+    gate.set()
+    monkeypatch.setattr(StepDecoder, "step", lambda self: gate.wait(20) and step(self))
+    with holding(monkeypatch, bundle=bundle, timeout=0.4) as slow:
+        gate.clear()
+        with slow.client.stream("POST", CHAT, json=asked(stream=True)) as answer:
+            assert answer.status_code == 200 and '"timeout"' in list(answer.iter_lines())[-2]
+        late = slow.client.post(CHAT, json=asked())
         assert (late.status_code, late.json()["error"]["code"]) == (503, "timeout")
         assert int(late.headers["retry-after"]) >= 1
+        gate.set()
         wait_for(lambda: not slow.service.writer._running)
