@@ -12,7 +12,7 @@ from massmerge.bundle.download import refuse_hub
 from massmerge.bundle.kept_inputs import tasks_kept
 from massmerge.bundle.merge_folder import recover
 from massmerge.bundle.reader import Bundle
-from massmerge.cli.common import counting, print_json, print_problems, table, verb
+from massmerge.cli.common import counting, placement_options, print_json, print_problems, table, verb
 from massmerge.cli.merged import refuse_inside
 from massmerge.errors import InputError, Problem
 from massmerge.io.rows import is_file_or_folder, read_inputs
@@ -30,10 +30,12 @@ from massmerge.routing.tuned import TUNED
 @click.option("--kind", type=click.Choice(KINDS), default="auto", show_default=True,
               help="The router; auto chooses prototype or linear by cross-validation.")  # fmt: skip
 @click.option("--count", type=click.IntRange(min=1), default=MOST, show_default=True, help="Inputs per task at most.")
+@placement_options
 @verb
 def calibrate(
-    bundle: str, inputs: tuple[str, ...], column: str | None, kind: str, count: int, as_json: bool, quiet: bool
-) -> None:
+    bundle: str, inputs: tuple[str, ...], column: str | None, kind: str, count: int, device: str, dtype: str,
+    as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
     """Fit a router of BUNDLE on inputs of each task, a dozen or thousands; labels are not needed.
 
     The bundle uses this router from then on. The routing accuracy to expect is estimated by cross-validation.
@@ -48,7 +50,7 @@ def calibrate(
         found = (_good(row.item) for row in read_inputs([path], image=image, column=column))
         rows[task] = chain(rows.get(task, ()), found)
     with counting(quiet or as_json, "step") as step:
-        done = fit(bundle, rows, kind=kind, count=count, progress=step)
+        done = fit(bundle, rows, kind=kind, count=count, device=device, dtype=dtype, progress=step)
     if as_json:
         print_json(done.plain())
     elif not quiet:

@@ -85,6 +85,8 @@ def calibrate(
     *,
     kind: str = "auto",
     count: int = MOST,
+    device: str = "auto",
+    dtype: str = "auto",
     progress: Step = lambda name: None,
 ) -> Calibration:
     """Fit a router on inputs of each task and make it the bundle's.
@@ -98,6 +100,8 @@ def calibrate(
             all voters see; `nearest` keeps all activations; `mlp` trains a network on them;
             `tuned` trains an adapter of the first pass to name the task.
         count: how many inputs of each task are used at most.
+        device: where to run, as in `load`.
+        dtype: the type to run in, as in `load`; a router that is `tuned` is trained in float32.
         progress: called for each input that is read and each fold that is fitted.
 
     Returns:
@@ -117,7 +121,7 @@ def calibrate(
     with in_words(work.path), work.held():
         try:
             files = SourceFiles.of_bundle(path)
-            done, fitted = files.settled(lambda: _fit(path, inputs, kind, count, progress))
+            done, fitted = files.settled(lambda: _fit(_load(path, kind, device, dtype), inputs, kind, count, progress))
             _write(path, work.fresh_result(), done.kind, fitted)
             work.publish(replacing=True)
         finally:
@@ -125,14 +129,18 @@ def calibrate(
     return done
 
 
+def _load(path: Path, kind: str, device: str, dtype: str) -> Model:
+    """The bundle without a fitted router; steps of a training are too small for other types than float32."""
+    return load(path, router="projection", device=device, dtype="float32" if kind == TUNED else dtype, check=True)
+
+
 def _fit(
-    path: Path, inputs: Mapping[str, Iterable[Any]], kind: str, count: int, step: Step
+    model: Model, inputs: Mapping[str, Iterable[Any]], kind: str, count: int, step: Step
 ) -> tuple[Calibration, dict[str, Tensor]]:
     """What was found out, and the tensors of the router that was chosen."""
-    model = load(path, router="projection", check=True)
     model.core.positions(list(inputs) or None)
     chosen = {task: list(islice(inputs.get(task, ()), count)) for task in model.tasks}
-    stored = {} if model.stages.options.first_pass == "fixed" else kept_moments(Bundle(path, check=False))
+    stored = {} if model.stages.options.first_pass == "fixed" else kept_moments(Bundle(model.sets.bundle, check=False))
     empty = _refuse_without(model, chosen, {} if kind == TUNED else stored)
     if kind == TUNED:
         return _tuned(model, chosen, step)

@@ -19,6 +19,7 @@ from massmerge.bundle.factors import TaskTensors
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.skeleton import Skeleton, Slot
 from massmerge.errors import InputError, MassError
+from massmerge.io.placement import Placement
 from massmerge.model.base import load_base
 from massmerge.model.core import Core
 from massmerge.model.heads.classify import Head, backbone_call, load_head
@@ -47,7 +48,7 @@ from massmerge.model.trees import shared_copy
 from massmerge.routing import Site
 from massmerge.routing.confidence import DATA_FREE, ConfidenceRule
 from massmerge.routing.projection import ProjectionRouter
-from massmerge.routing.router import Router
+from massmerge.routing.router import Router, moved
 from massmerge.routing.routers import find_router
 from massmerge.routing.separation import separation
 from massmerge.routing.sites import probe_inputs, watched_sites
@@ -59,6 +60,7 @@ def load(
     *,
     router: str | None = None,
     device: str = "auto",
+    dtype: str = "auto",
     cache: str | int = 0,
     check: bool | Literal["background"] = "background",
     mapped: bool = True,
@@ -68,7 +70,9 @@ def load(
     Args:
         path: the bundle's folder.
         router: `projection`, or one that `mass calibrate` has fitted; the bundle's own choice by default.
-        device: where to run, such as `cpu` or `cuda`; a GPU if there is one by default.
+        device: where to run, such as `cpu`, `cuda:1` or `mps`; a GPU if there is one by default.
+        dtype: `float32`, `bfloat16` or `float16`, of weights and activations; by default the base's own if the device is
+            fast with it, else float32.
         cache: bytes (or `"512MB"`) for dense weights of sets that are used again and again; none by default.
         check: how files are compared with the manifest: in the `background`, which takes little time: small files now, the
             large ones by XXH128 before the first answer and by SHA-256 after it, and all calls fail as soon as damage is
@@ -85,7 +89,8 @@ def load(
     watch = DamageWatch(bundle, first=check is True) if check else None
     try:
         with _collector_paused(), _in_words(bundle):
-            model = _load(bundle, router, device, cache, watch, mapped=mapped)
+            place = Placement.choose(device, dtype, getattr(torch, bundle.base_dtype))
+            model = _load(bundle, router, place, cache, watch, mapped=mapped)
     except Exception:
         if watch:  # what went wrong with a damaged bundle is the damage, whatever error came of it
             watch.refuse_damage()
@@ -126,12 +131,11 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _load(
-    bundle: Bundle, router: str | None, device: str, cache: str | int, watch: DamageWatch | None, *, mapped: bool
+    bundle: Bundle, router: str | None, place: Placement, cache: str | int, watch: DamageWatch | None, *, mapped: bool
 ) -> Model:
-    place = _device(device)
-    tensors = TaskTensors(bundle, mapped=mapped)
+    tensors = TaskTensors(bundle, place, mapped=mapped)
     touched = tensors.touched()
-    base = load_base(bundle, touched, check=watch is not None).to(place)
+    base = load_base(bundle, touched, place, check=watch is not None)
     if not mapped:
         _own_memory(base)
     pack_layers(base)
@@ -146,14 +150,13 @@ def _load(
     probe = probe_inputs(base, PROBE_BATCH)
     sites, observed = _probe(base, probe, heads)
     image = base.main_input_name == "pixel_values"
-    tensors.to(place)
     # Before the looks, whose hooks would be copied with the base.
     first_only = set if plain() else partial(_first_only, base, observed, heads)
     second = SecondPass(base, touched, slots, observed, first_only)
     stages = _stages(bundle, base, sites, router or bundle.router_kind, tensors, slots)
 
     def attempt(inputs: dict[str, Tensor]) -> object:
-        return stages.first.first_pass({k: v.to(place) for k, v in inputs.items()})
+        return stages.first.first_pass(place.batch(inputs))
 
     reader = InputReader(
         bundle.processor_folder, base.config, image=image, attempt=attempt, seen=probe[base.main_input_name].shape[1:]
@@ -230,14 +233,14 @@ def _stages(
     voters = choose_voters(recipe, sites, base, tensors, half=image)
     first_pass = _make_first_pass(bundle, base, kind, voters, tensors, slots)
     subspaces = subspaces_of(voters, tensors, recipe.router.score, first_pass)
-    own = make_router(bundle, kind, voters, subspaces)
+    own = moved(make_router(bundle, kind, voters, subspaces), base.device)
     first = Look(first_pass, lambda: own)
     second = _second_look(bundle, base, sites, kind, tensors, subspaces) if image else None
     constants = bundle.confidence(kind)
     rule = None if constants is None else ConfidenceRule.of(constants)
     targets = None if find_router(kind).needs_fit else tensors.targets
     # What is typical was learned from what the plain base sees.
-    typical = None if kind == TUNED else load_typicality(bundle, voters)
+    typical = None if kind == TUNED else moved(load_typicality(bundle, voters), base.device)
     return Stages(tensors.names, sites, recipe.router, recipe.unknown, first, second, rule, typical, targets)
 
 
@@ -260,19 +263,8 @@ def _second_look(
     first_pass = FirstPass(base, voters)
 
     def router() -> Router:
-        return make_router(bundle, kind, voters, subspaces_of(voters, tensors, options.score, first_pass))
+        own = make_router(bundle, kind, voters, subspaces_of(voters, tensors, options.score, first_pass))
+        return moved(own, base.device)
 
     kin = separation([subspaces.bases for subspaces in dict.fromkeys(first)]).kin(tensors.targets)
     return SecondLook(first_pass, router, kin, options.unsure)
-
-
-def _device(name: str) -> torch.device:
-    """Where to run: as told, or a GPU if there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"cannot run on {name!r} ({str(error).splitlines()[0]}). Use cpu, or cuda with a GPU."
-        ) from None

@@ -86,7 +86,8 @@ def load_bundle(settings: ServiceSettings) -> Loaded:
         InputError: not a bundle, damaged, or one whose tasks have no heads; or examples that cannot be read.
     """
     keep_buffers()
-    options: dict[str, Any] = {"router": settings.router, "device": settings.device, "cache": settings.cache}
+    options: dict[str, Any] = {"router": settings.router, "cache": settings.cache}
+    options |= {"device": settings.device, "dtype": settings.dtype}
     model = load(settings.bundle, **options, check=True, mapped=settings.mapped)
     bundle = Bundle(settings.bundle, check=False)
     warm = model.read(Image.new("RGB", (64, 64)) if model.takes_images else "warm")

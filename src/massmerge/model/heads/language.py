@@ -132,7 +132,7 @@ class LanguageModels:
 
     def _make(self, changes: SetChanges) -> PreTrainedModel:
         heads = self._shell.stored(self._bundle, [self._tasks[task] for task in changes.tasks])
-        heads = {name: tensor.to(self._base.device) for name, tensor in heads.items()}
+        heads = {name: tensor.to(self._base.device, self._base.dtype) for name, tensor in heads.items()}
         return self._shell.around(self._second_pass.of(changes), heads, self._tied_layer)
 
     def _tied_layer(self, layer: nn.Module, tensor: str) -> nn.Module:

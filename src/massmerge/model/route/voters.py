@@ -89,7 +89,7 @@ def subspaces_of(
     if score == "residual" and _reads_text(first_pass.model) and (random := _random_starts([*sites.values()], tensors)):
         with torch.inference_mode():
             seen = first_pass(_random_words(first_pass.model))
-        return [_neutral_router(tensors, v.site, random, z.pooled()) for v, z in zip(voters, seen, strict=True)]
+        return [_neutral_router(tensors, v.site, random, z.pooled().cpu()) for v, z in zip(voters, seen, strict=True)]
     made = {name: site_router(tensors, site, score) for name, site in sites.items()}
     return [made[voter.site.name] for voter in voters]
 
@@ -137,7 +137,7 @@ def site_router(
 
 
 def _basis(tensors: TaskTensors, task: int, site: Site) -> Tensor:
-    found = [f for name in site.tensors if (f := tensors.factors(task, name)) is not None]
+    found = [f for name in site.tensors if (f := tensors.exact(task, name)) is not None]
     if not found:
         return torch.zeros(0, site.width)
-    return site_basis([(f.s.cpu(), f.v.cpu()) for f in found], max(f.rank for f in found))
+    return site_basis([(f.s, f.v) for f in found], max(f.rank for f in found))
