@@ -14,20 +14,20 @@ from torch import Tensor
 from massmerge.checkpoints.backbone import language_class
 from massmerge.errors import InputError
 from massmerge.model.answers import Generation, Prediction, Routing, answered, clear, or_raised, or_unclear
-from massmerge.model.core import Answering, Core
+from massmerge.model.core import Core
 from massmerge.model.generate import Generator, TextStream
 from massmerge.model.heads.classify import features
 from massmerge.model.inputs import Row, several
 from massmerge.model.route.decide import Choice
 from massmerge.model.route.first_pass import FirstPass
 from massmerge.model.route.stages import Stages, milliseconds
+from massmerge.model.routing_model import RoutingModel
 from massmerge.model.second_pass.sets import Passed, Sets
 from massmerge.recipe import Unknown
-from massmerge.routing import Site
 from massmerge.routing.sessions import Keys, SessionKeys, Sessions, all_together, session_batches
 
 
-class Model(Answering):
+class Model(RoutingModel):
     """One backbone, many tasks. Safe to use from several threads.
 
     Args:
@@ -37,33 +37,13 @@ class Model(Answering):
     """
 
     def __init__(self, core: Core, stages: Stages, sets: Sets) -> None:
-        super().__init__(core)
-        self._stages, self._sets = stages, sets
-
-    @property
-    def stages(self) -> Stages:
-        """What finds the tasks of an input: voters, routers, looks."""
-        return self._stages
+        super().__init__(core, stages)
+        self._sets = sets
 
     @property
     def sets(self) -> Sets:
         """The selected sets: their updates, and the second pass that runs with them."""
         return self._sets
-
-    @property
-    def voters(self) -> list[str]:
-        """The sites and tokens that decide, such as `M0.mean`."""
-        return [voter.name for voter in self.stages.voters]
-
-    @property
-    def top_k(self) -> int:
-        """Most tasks that a selected set holds: also what `top_k: auto` of a recipe comes to."""
-        return self.stages.top_k
-
-    @property
-    def sites(self) -> list[Site]:
-        """Every place where inputs can be routed, in the order of a forward pass."""
-        return list(self.stages.sites)
 
     def predict(
         self,
@@ -236,15 +216,6 @@ class Model(Answering):
         groups = self.sets.groups(routings)
         return generator.stream(row, routings[0], groups[0][0] if groups else None)
 
-    def route(self, inputs: Any, *, task: str | Sequence[str] | None = None, batch_size: int = 32) -> list[Routing]:
-        """Only the first half: residual, weight and selected set of each input.
-
-        An unclear image is decided by the heads of several candidates in `predict`, which are not asked here.
-        """
-        choice = self.stages.choice(self.core.positions(task))
-        batches = self.core.batches(several(inputs), batch_size)
-        return [routing for batch in batches for routing in self.stages.look(batch, choice)[0]]
-
     def answer(
         self, inputs: Any, routings: Sequence[Routing], *, top: int = 3, batch_size: int = 32
     ) -> list[Prediction]:
@@ -287,14 +258,6 @@ class Model(Answering):
             [seen.pooled().cpu() for seen in run(batch)] for batch in self.core.batches(several(inputs), batch_size)
         ]
         return [torch.cat(parts) for parts in zip(*found, strict=True)]
-
-    def read(self, item: Any) -> dict[str, Tensor]:
-        """One input as the tensors that the backbone takes; every other method takes them in its place.
-
-        Raises:
-            InputError: it cannot be read as an input of this model.
-        """
-        return self.core.reader.row(item)
 
     # Steps
 
