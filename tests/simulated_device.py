@@ -20,6 +20,11 @@ _aten = torch.ops.aten
 _COPIES = {_aten.copy_.default, _aten._to_copy.default}
 _INDEXED = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._unsafe_index.Tensor}
 _READ = {getattr(torch.Tensor, name) for name in ("tolist", "item", "__float__", "__int__", "__bool__", "__index__")}
+_GUARDED = {  # in C++ they ask for the driver
+    torch.Tensor.copy_: _aten.copy_.default,
+    torch.Tensor.contiguous: _aten.contiguous.default,
+    torch.Tensor.__invert__: _aten.bitwise_not.default,
+}
 _MIXED = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! ({})"
 
 
@@ -46,8 +51,8 @@ class SimulatedTensor(torch.Tensor):
             return _at(*_taken(*args))
         if func is torch.Tensor.__setitem__ and _is_ours(args[0]):
             return _put(*_taken(*args[:2]), args[2])
-        if func is torch.Tensor.copy_:
-            return _run(_aten.copy_.default, args, kwargs or {})
+        if func in _GUARDED:
+            return _run(_GUARDED[func], args, kwargs or {})
         if func in (torch.Tensor.numpy, torch.Tensor.__array__):
             raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
         if func is torch.Tensor.data_ptr:
@@ -150,7 +155,8 @@ def _run(func, args, kwargs):
     # Views of wrappers that were made in inference mode cannot be made; plain tensors can be used in all modes.
     with torch.inference_mode(False), torch.no_grad():
         out = func(*inner[0], **inner[1])
-        target = args[0] if args and func._schema.name.split("::")[1].endswith("_") else kwargs.get("out")
+        first = func._schema.arguments[0].alias_info if args else None
+        target = args[0] if first is not None and first.is_write else kwargs.get("out")
         if isinstance(target, torch.Tensor):  # in place
             return target
         on_gpu = wanted.type == "cuda" if wanted is not None else bool(ours)
@@ -168,13 +174,23 @@ class _Dispatch(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+def _indexed(value):
+    """`cuda` as `cuda:0`, which torch would ask a driver for."""
+    return GPU if isinstance(value, torch.device | str) and str(value) == "cuda" else value
+
+
 class _Functions(TorchFunctionMode):
     """Functions that make tensors without the dispatcher."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
+        args = tuple(map(_indexed, args))
+        kwargs = {name: _indexed(value) for name, value in (kwargs or {}).items()}
+        if func is torch.Tensor.pin_memory:
+            return args[0]
+        if func is torch.Tensor.cuda:
+            return args[0].to(GPU)
         if func in (torch.tensor, torch.as_tensor) and kwargs.get("device") is not None:
-            device = torch.device(kwargs.pop("device"))
+            device = kwargs.pop("device")
             return func(*args, **kwargs).to(device)
         return func(*args, **kwargs)
 
