@@ -16,7 +16,7 @@ from massmerge.errors import InputError
 from massmerge.model.answers import Generation, Prediction, Routing, answered, clear, or_raised, or_unclear
 from massmerge.model.core import Answering, Core
 from massmerge.model.generate import Generator, TextStream
-from massmerge.model.heads.classify import features
+from massmerge.model.heads.linear import features
 from massmerge.model.inputs import Row, several
 from massmerge.model.route.decide import Choice
 from massmerge.model.route.first_pass import FirstPass
