@@ -182,6 +182,12 @@ class InputReader:
                 raise InputError(f"the bundle has no {kind} that can be loaded: {error} {_NAME_ONE}") from None
         return self._processor
 
+    def text(self, tokens: list[int]) -> str:
+        """The text of tokens, without those that are no text."""
+        with self._lock:
+            found: str = self.processor.decode(tokens, skip_special_tokens=True)
+        return found
+
     # Images
 
     def _pixels(self, item: Any) -> Tensor:

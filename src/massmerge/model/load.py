@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.model.route.fixed import make_fixed
 from massmerge.model.route.stages import Look, SecondLook, Stages
 from massmerge.model.route.tuned import put_adapter
+from massmerge.model.route.unused import drop_unused
 from massmerge.model.route.voters import (
     choose_voters,
     fitted_tensors,
@@ -36,6 +37,7 @@ from massmerge.model.route.voters import (
     not_fitted,
     subspaces_of,
 )
+from massmerge.model.routing_model import RoutingModel
 from massmerge.model.second_pass import SecondPass
 from massmerge.model.second_pass.cache import DenseCache
 from massmerge.model.second_pass.first_token import first_token_layers
@@ -52,6 +54,8 @@ from massmerge.routing.routers import find_router
 from massmerge.routing.separation import separation
 from massmerge.routing.sites import probe_inputs, watched_sites
 from massmerge.routing.tuned import TUNED
+
+_M = TypeVar("_M", bound=RoutingModel)
 
 
 def load(
@@ -79,13 +83,52 @@ def load(
     Raises:
         InputError: not a bundle, or damaged.
     """
+    model = _watched(
+        path, check, partial(_load, router=router, device=device, cache=cache, mapped=mapped), mapped=mapped
+    )
+    if model.stages.second and not mapped:
+        _ = model.stages.second.router  # made now: nothing is read later
+    return model
+
+
+def load_routing(
+    path: str | Path,
+    *,
+    router: str | None = None,
+    device: str = "auto",
+    check: bool | Literal["background"] = "background",
+    mapped: bool = True,
+) -> RoutingModel:
+    """Load of a bundle only what names tasks: the base up to the last voting site, and the tasks' subspaces there.
+
+    Args:
+        path: as in `load`, like all others.
+        router: which router.
+        device: where to run.
+        check: how files are compared with the manifest.
+        mapped: leave the tensors of the base in their file; tasks' files are not needed any more.
+
+    Raises:
+        InputError: not a bundle, or damaged.
+    """
+    return _watched(path, check, partial(_load_routing, router=router, device=device, mapped=mapped), mapped=mapped)
+
+
+def _watched(
+    path: str | Path,
+    check: bool | Literal["background"],
+    make: Callable[[Bundle, DamageWatch | None], _M],
+    *,
+    mapped: bool,
+) -> _M:
+    """What is made of a bundle while its files are compared with the manifest."""
     if check not in (True, False, "background"):
         raise InputError(f"check is True, False or 'background', not {check!r}.")
     bundle = Bundle(path, check=False)
     watch = DamageWatch(bundle, first=check is True) if check else None
     try:
         with _collector_paused(), _in_words(bundle):
-            model = _load(bundle, router, device, cache, watch, mapped=mapped)
+            model = make(bundle, watch)
     except Exception:
         if watch:  # what went wrong with a damaged bundle is the damage, whatever error came of it
             watch.refuse_damage()
@@ -94,8 +137,6 @@ def load(
         watch.refuse_replaced()
         if not mapped:
             watch.refuse_damage(wait=True)
-    if model.stages.second and not mapped:
-        _ = model.stages.second.router  # made now: nothing is read later
     return model
 
 
@@ -126,44 +167,75 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _load(
-    bundle: Bundle, router: str | None, device: str, cache: str | int, watch: DamageWatch | None, *, mapped: bool
+    bundle: Bundle, watch: DamageWatch | None, *, router: str | None, device: str, cache: str | int, mapped: bool
 ) -> Model:
     place = _device(device)
     tensors = TaskTensors(bundle, mapped=mapped)
     touched = tensors.touched()
-    base = load_base(bundle, touched, check=watch is not None).to(place)
+    base = _load_base(bundle, touched, place, check=watch is not None)
     if not mapped:
         _own_memory(base)
     pack_layers(base)
-    if (
-        getattr(base.config, "is_encoder_decoder", False)
-        and "decoder_input_ids" not in signature(base.forward).parameters
-    ):
-        raise InputError(f"{bundle.path}: its base is said to have a decoder, and a {type(base).__name__} has none.")
     slots = Skeleton(base).slots
     tensors.refuse_misfits(slots)
     heads = _load_heads(bundle, base)
-    probe = probe_inputs(base, PROBE_BATCH)
-    sites, observed = _probe(base, probe, heads)
-    image = base.main_input_name == "pixel_values"
+    sites, observed = _probe(base, probe_inputs(base, PROBE_BATCH), heads)
     tensors.to(place)
     # Before the looks, whose hooks would be copied with the base.
     first_only = set if plain() else partial(_first_only, base, observed, heads)
     second = SecondPass(base, touched, slots, observed, first_only)
     stages = _stages(bundle, base, sites, router or bundle.router_kind, tensors, slots)
+    core = _make_core(bundle, base, heads, stages, watch if mapped else None)
+    cached = DenseCache(0 if plain() else cache, second)
+    return Model(core, stages, Sets(core, bundle.path, tensors, second, cached, slots, bundle.recipe.answer.merge))
+
+
+def _load_routing(
+    bundle: Bundle, watch: DamageWatch | None, *, router: str | None, device: str, mapped: bool
+) -> RoutingModel:
+    place = _device(device)
+    tensors = TaskTensors(bundle)  # mapped: of most of it nothing is read
+    base = _load_base(bundle, tensors.touched(), place, check=watch is not None)
+    pack_layers(base)
+    slots = Skeleton(base).slots
+    tensors.refuse_misfits(slots)
+    tensors.to(place)
+    sites, _ = _probe(base, probe_inputs(base, PROBE_BATCH), {})
+    stages = _stages(bundle, base, sites, router or bundle.router_kind, tensors, slots)
+    looks = [stages.first, stages.second] if stages.second else [stages.first]
+    for look in looks:
+        _ = look.router  # made now: tasks' files are not read later
+    drop_unused(base, [look.first_pass for look in looks])
+    if not mapped:
+        _own_memory(base)
+    return RoutingModel(_make_core(bundle, base, {}, stages, watch if mapped else None), stages)
+
+
+def _load_base(bundle: Bundle, touched: set[str], place: torch.device, *, check: bool) -> PreTrainedModel:
+    """The base where it runs, of a kind that its configuration says it is."""
+    base = load_base(bundle, touched, check=check).to(place)
+    if (
+        getattr(base.config, "is_encoder_decoder", False)
+        and "decoder_input_ids" not in signature(base.forward).parameters
+    ):
+        raise InputError(f"{bundle.path}: its base is said to have a decoder, and a {type(base).__name__} has none.")
+    return base
+
+
+def _make_core(
+    bundle: Bundle, base: PreTrainedModel, heads: dict[str, Head], stages: Stages, watch: DamageWatch | None
+) -> Core:
+    """Base and heads with what reads inputs for them."""
 
     def attempt(inputs: dict[str, Tensor]) -> object:
-        return stages.first.first_pass({k: v.to(place) for k, v in inputs.items()})
+        return stages.first.first_pass({k: v.to(base.device) for k, v in inputs.items()})
 
-    reader = InputReader(
-        bundle.processor_folder, base.config, image=image, attempt=attempt, seen=probe[base.main_input_name].shape[1:]
-    )
+    seen = probe_inputs(base)[base.main_input_name].shape[1:]
+    image = base.main_input_name == "pixel_values"
+    reader = InputReader(bundle.processor_folder, base.config, image=image, attempt=attempt, seen=seen)
     labels = {task.name: task.labels for task in bundle.tasks if task.labels is not None}
     options, shared = bundle.recipe.answer, bundle.recipe.shared_labels
-    rule = stages.rule or DATA_FREE
-    core = Core(base, tensors.names, labels, heads, reader, shared, options, watch if mapped else None, rule)
-    sets = Sets(core, bundle.path, tensors, second, DenseCache(0 if plain() else cache, second), slots, options.merge)
-    return Model(core, stages, sets)
+    return Core(base, stages.tasks, labels, heads, reader, shared, options, watch, stages.rule or DATA_FREE)
 
 
 def _own_memory(base: PreTrainedModel) -> None:
