@@ -91,6 +91,14 @@ def _upstream(options: dict[str, Any], key_file: Path | None) -> dict[str, Any]:
     help="Seconds without a request after which a session is forgotten.",
 )
 @click.option(
+    "--reservoir",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep activations of a sample of inputs in this file (.safetensors), for `mass adapt`.",
+)
+@click.option(
+    "--reservoir-size", type=click.IntRange(1), default=2000, show_default=True, help="Inputs in that sample."
+)
+@click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
     callback=finite,
@@ -171,6 +179,8 @@ def serve(
     options["name"] = options["name"] or Path(str(bundle).partition("@")[0]).resolve().name
     if options["max_items"] > options["queue"]:
         raise InputError("--max-items is more than --queue: such a request could never be answered.")
+    if options["reservoir"] is not None and options["reservoir"].suffix != ".safetensors":
+        raise InputError(f"{options['reservoir']}: the name of a reservoir ends in .safetensors.")
     key = read_api_key(api_key_file) if api_key_file else None
     settings = ServiceSettings(opened.path, api_key=key, **_upstream(options, upstream_key_file))
     verbose = logging.getLogger().isEnabledFor(logging.INFO)

@@ -307,7 +307,8 @@ def _stages(
     second = _second_look(bundle, base, sites, kind, tensors, subspaces) if image else None
     constants = bundle.confidence(kind)
     rule = None if constants is None else ConfidenceRule.of(constants)
-    targets = None if find_router(kind).needs_fit else tensors.targets
+    chosen = find_router(kind)
+    targets = None if chosen.needs_fit and chosen.needs_names else tensors.targets
     # What is typical was learned from what the plain base sees.
     typical = None if kind == TUNED else load_typicality(bundle, voters)
     return Stages(tensors.names, sites, recipe.router, recipe.unknown, first, second, rule, typical, targets)
