@@ -282,13 +282,13 @@ def test_a_server_that_is_gone_is_told_to_a_person(tab, text_url):
 @needs_chromium
 def test_a_text_is_shown_while_it_is_written_and_can_be_stopped(tab, root, monkeypatch):
     steps, step = threading.Semaphore(0), StepDecoder.step
-    with holding(monkeypatch, bundle=chat_bundle(root)) as held:
+    with holding(monkeypatch, bundle=chat_bundle(root), max_new_tokens=12) as held:
         monkeypatch.setattr(StepDecoder, "step", lambda self: steps.acquire(timeout=30) and step(self))
         tab.goto(f"{held.client.base_url}/")
         tab.get_by_role("textbox", name="Text").fill("free prize")
         tab.keyboard.press("Control+Enter")
         steps.release(3)
-        written = tab.get_by_role("region", name="Answer")
+        written = tab.locator(".written")
         tab.locator(".written", has_text=re.compile(r"..", re.DOTALL)).wait_for()
         task = tab.locator(".of-task strong").inner_text()
         assert task in "abc" and "%" in tab.locator(".sure").inner_text()
@@ -301,7 +301,7 @@ def test_a_text_is_shown_while_it_is_written_and_can_be_stopped(tab, root, monke
         tab.keyboard.press("Control+Enter")
         tab.locator(".used", has_text="written").wait_for()
         tab.locator("#history button").nth(1).click()
-        assert written.inner_text() == so_far and "free prize" in tab.locator(".asked").inner_text()
+        assert written.inner_text().startswith(so_far) and "free prize" in tab.locator(".asked").inner_text()
 
 
 @needs_chromium

@@ -101,7 +101,9 @@ async function* linesOf(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : new Problem("The answer broke off", "The connection to the server was lost.");
+    });
     if (done) break;
     const lines = (rest + value).split("\n");
     rest = lines.pop();
