@@ -22,6 +22,7 @@ from massmerge.evaluation.summary import (
     mean_table,
     mistakes,
     routing_advice,
+    second_pass_advice,
     task_table,
     title_of,
 )
@@ -48,7 +49,9 @@ _SHOWN_FAILURES = 5
 @cache_option
 @click.option("--oracle/--no-oracle", default=True, show_default=True,
               help="Also answer with the task given, to show what routing costs.")  # fmt: skip
-@click.option("--experts", is_flag=True, help="Measure each task's own expert on the same rows.")
+@click.option(
+    "--experts", is_flag=True, help="Measure each task's own expert, and the base with these heads, on the same rows."
+)
 @click.option(
     "--folder",
     type=click.Path(file_okay=False),
@@ -111,7 +114,7 @@ def _limits(given: tuple[str, ...]) -> dict[str, float] | None:
 def _warn(found: Evaluation) -> None:
     """Notes and failures, on standard error so that they are never taken for figures."""
     mark = click.style("note", fg="yellow", bold=True)
-    for note in (*found.notes, *filter(None, [routing_advice(found)])):
+    for note in (*found.notes, *filter(None, [routing_advice(found), second_pass_advice(found)])):
         click.echo(f"{mark}: {note}", err=True)
     failures = found.failures
     if failures:
@@ -180,6 +183,7 @@ def _passes(ready: PreparedEvaluation, *, oracle: bool, experts: bool) -> list[s
         passes.append("rows not routed to their own task alone, with the task given")
     if experts:
         passes.append(f"{rows} through the experts: {', '.join(ready.data)}")
+        passes.append(f"{rows} by one pass: the base with these heads")
     return passes
 
 

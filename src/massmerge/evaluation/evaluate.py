@@ -16,7 +16,7 @@ from massmerge.evaluation.prepared import PreparedEvaluation, prepare_evaluation
 from massmerge.evaluation.reliability import Reliability, reliability
 from massmerge.evaluation.report import require_matplotlib
 from massmerge.evaluation.results import BundleSizes, Evaluation, RowResult, TaskResult, count_routes, count_sets
-from massmerge.evaluation.run import Progress, run_experts, run_known, run_stream, silent
+from massmerge.evaluation.run import Progress, run_experts, run_known, run_once, run_stream, silent
 from massmerge.evaluation.scoring import mean_figures, score_task
 from massmerge.evaluation.suite import DEFAULT_SPLIT, Suite
 from massmerge.evaluation.summary import write_evaluation
@@ -104,11 +104,12 @@ def evaluate(
     if opened is not None:
         keep = None if report is None else Path(report) / "experts"
         run_experts(opened, ready, rows, batch_size=batch_size, keep=keep, progress=progress)
+    once = opened is not None and _runs_once(model, ready, rows, batch_size, progress)
     options = {
         "split": split or DEFAULT_SPLIT, "limit": limit, "seed": seed, "route": route, "batch_size": batch_size,
         "router": router or (ready.bundle.router_kind if ready.bundle else None),
         **({"method": model.method} if isinstance(model, StaticModel) else {"voters": list(model.voters)}),
-        "unknown": limits, "oracle": oracle, "experts": experts, "shared_labels": ready.shared,
+        "unknown": limits, "oracle": oracle, "experts": experts, "one_pass": once, "shared_labels": ready.shared,
     }  # fmt: skip
     name = str(bundle) if isinstance(bundle, str | Path) else "a loaded model"
     found = collect(ready, rows, timings, name=name, options=options)
@@ -117,6 +118,16 @@ def evaluate(
     if card and isinstance(bundle, str | Path):
         write_results(Path(bundle), found)
     return found
+
+
+def _runs_once(
+    model: Model | StaticModel, ready: PreparedEvaluation, rows: list[RowResult], size: int, progress: Progress
+) -> bool:
+    """Answer the rows by one pass, if the bundle can; returns whether it did."""
+    if isinstance(model, StaticModel) or ready.writes or not model.answers_at_once:
+        return False
+    run_once(model, ready, rows, batch_size=size, progress=progress)
+    return True
 
 
 def _refuse_routing(static: StaticFolder, options: dict[str, object], route: str, *, oracle: bool) -> None:
@@ -159,8 +170,8 @@ def collect(
         scored.append(
             score_task(
                 data, ready.suite.tasks[task], own, groups=groups, known=options["oracle"],
-                expert=options["experts"], reference=ready.suite.tasks[task].reference_of(split),
-                seed=(options["seed"], number),
+                expert=options["experts"], once=options.get("one_pass", False),
+                reference=ready.suite.tasks[task].reference_of(split), seed=(options["seed"], number),
             )
         )  # fmt: skip
     results = tuple(one.result for one in scored)
