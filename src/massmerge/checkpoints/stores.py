@@ -126,18 +126,6 @@ def _is_zip(path: Path) -> bool:
         return file.read(4) == b"PK\x03\x04"
 
 
-def refuse_gguf(paths: list[Path]) -> Store:
-    """Say what to do with a quantised file: a delta needs a base and an expert in the same, full numbers."""
-    path = paths[0]
-    raise InputError(
-        f"{path}: a GGUF file, whose weights are quantised. Save it as an ordinary folder once, and use that:\n"
-        "    from transformers import AutoModelForCausalLM, AutoTokenizer  # and `pip install gguf`\n"
-        f"    here = {{'pretrained_model_name_or_path': {str(path.parent)!r}, 'gguf_file': {path.name!r}}}\n"
-        "    AutoModelForCausalLM.from_pretrained(**here).save_pretrained('base')\n"
-        "    AutoTokenizer.from_pretrained(**here).save_pretrained('base')"
-    )
-
-
 # A new kind of file is a class with the members of `Store`, and a line here.
 _KINDS: dict[str, Callable[[list[Path]], Store]] = {
     ".safetensors": SafetensorsStore,
@@ -145,7 +133,6 @@ _KINDS: dict[str, Callable[[list[Path]], Store]] = {
     ".pth": PickleStore,
     ".bin": PickleStore,
     ".onnx": lambda paths: OnnxStore(paths[0]),
-    ".gguf": refuse_gguf,
 }
 
 
@@ -173,9 +160,6 @@ def weight_files(folder: Path, stem: str = "model", pickle_stem: str = "pytorch_
             return [folder / name]
         if (folder / f"{name}.index.json").is_file():
             return _shards(folder, folder / f"{name}.index.json")
-    others = sorted(folder.glob("*.gguf"))
-    if others:
-        refuse_gguf(others)
     raise InputError(
         f"{folder}: contains no weights; looked for {stem}.safetensors, {pickle_stem}.bin, their .index.json, and "
         f"{stem}.onnx."
