@@ -209,7 +209,7 @@ def names_differ(tasks: list[TaskRecipe]) -> list[TaskRecipe]:
 class RouterOptions(Section):
     """How an input finds its task."""
 
-    kind: Literal["projection", "prototype", "linear", "nearest", "mlp", "tuned"] = "projection"
+    kind: Literal["projection", "prototype", "linear", "nearest", "mlp", "tuned", "adapted"] = "projection"
     site: str | Annotated[list[str], Field(min_length=1)] = "auto"
     token: Literal["auto", "cls", "mean", "both", "last", "each"] = "auto"
     reference: Literal["auto", "template", "words", "none"] = "auto"

@@ -1,7 +1,9 @@
 """Evaluations of real bundles, against their answers and their own experts."""
 
+import csv
 import io
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import massmerge
 from eval_suite import text_suite, write_suite
 from massmerge import InputError
 from massmerge.evaluation import evaluate as module
+from massmerge.evaluation.summary import second_pass_advice
 from models import image_bundle, text_bundle, with_options
 
 # Rows that cannot be read
@@ -180,3 +183,29 @@ def test_another_router_can_be_chosen(tmp_path, root):
     fitted, plain = (massmerge.evaluate(bundle, suite, router=router, oracle=False) for router in (None, "projection"))
     assert (fitted.options["router"], plain.options["router"]) == ("prototype", "projection")
     assert fitted.means["routing"].value > plain.means["routing"].value
+
+
+# One pass
+
+
+def test_one_pass_is_measured_beside_the_experts_and_proposed_where_it_is_enough(tmp_path, root):
+    found = massmerge.evaluate(text_bundle(root), text_suite(tmp_path), experts=True, folder=root / "text")
+    model = massmerge.load(text_bundle(root))
+    for task in found.tasks:
+        rows = [row for row in found.results if row.task == task.task]
+        inputs = [found_input(tmp_path, row) for row in rows]
+        free, given = model.predict(inputs, passes=1), model.predict(inputs, passes=1, task=task.task)
+        assert task.once.value == np.mean(
+            [(p.task, p.label) == (r.task, r.label) for p, r in zip(free, rows, strict=True)]
+        )
+        assert task.once_known.value == np.mean([p.label == r.label for p, r in zip(given, rows, strict=True)])
+    once, twice = found.means["once"], found.means["strict"]
+    for value, told in ((twice.value, True), (0.9 * twice.value, twice.value == 0)):
+        means = found.means | {"once": once._replace(value=value), "once_known": found.means["known"]}
+        assert ("may not need the second pass" in (second_pass_advice(replace(found, means=means)) or "")) is told
+
+
+def found_input(folder, row):
+    """The text of a row."""
+    table = list(csv.DictReader((folder / f"{row.task}.csv").open(encoding="utf-8")))
+    return table[row.place]["text"]

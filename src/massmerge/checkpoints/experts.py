@@ -19,7 +19,7 @@ from massmerge.checkpoints.backbone import (
 from massmerge.checkpoints.differences import dispensable, inside, refuse_differences
 from massmerge.checkpoints.expert_tensors import ExpertTensor, FullTensor, difference
 from massmerge.checkpoints.open_clip import OpenClipStore
-from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, build, untie_output
+from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, shape_of, untie_output
 from massmerge.checkpoints.sources import Source
 from massmerge.checkpoints.stores import SafetensorsStore, Store
 from massmerge.checkpoints.wrapped import PartStore, backbone_prefix
@@ -190,9 +190,9 @@ def task_model(source: Source, base: Base) -> TaskModel:
         store = PartStore(store, prefix)
     config = None if bare else load_config(source)
     if config is None or not config.architectures:
-        skeleton, match = infer_task_model(base.skeleton if config is None else build(config), store.infos)
+        skeleton, match = infer_task_model(base.skeleton if config is None else shape_of(config), store.infos)
         return TaskModel(skeleton, store, match, beside)
-    skeleton = untie_output(build(config, config.architectures[0]), store.infos)
+    skeleton = untie_output(shape_of(config, config.architectures[0]), store.infos)
     return TaskModel(skeleton, store, skeleton.match(store.infos), beside)
 
 

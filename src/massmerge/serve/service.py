@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +25,7 @@ from massmerge.serve.loaded import Loaded, load_bundle
 from massmerge.serve.logs import without_values
 from massmerge.serve.metrics import Metrics
 from massmerge.serve.openai.upstream import Upstream
+from massmerge.serve.reservoir import Reservoir
 from massmerge.serve.settings import ServiceSettings
 from massmerge.serve.traffic import Traffic
 from massmerge.serve.worker import InSession, Worker
@@ -50,6 +52,8 @@ class Service:
         self._loaded: Loaded | None = None
         self._batcher: Batcher | None = None
         self._decoder: Decoder | None = None
+        kept = settings.reservoir
+        self.reservoir = None if kept is None else Reservoir(kept, settings.reservoir_size)
         self.upstream: Upstream | None = None
         """Where completions are written, if not here."""
         self._under_way: set[asyncio.Task[Any]] = set()
@@ -85,6 +89,8 @@ class Service:
             await self.upstream.close()
         if self._batcher:
             await asyncio.to_thread(self._batcher.close, 1.0)
+        if self.reservoir:
+            await asyncio.to_thread(self.reservoir.write)
 
     def give_up(self) -> None:
         """Refuse what is still under way: the time in which it could be answered is over."""
@@ -111,7 +117,10 @@ class Service:
 
     async def _load(self) -> None:
         began = time.monotonic()
-        self._loaded = await _in_daemon(lambda: load_bundle(self.settings))
+        loaded = await _in_daemon(lambda: load_bundle(self.settings))
+        if self.reservoir is not None:
+            loaded = replace(loaded, model=loaded.model.watched(self.reservoir))
+        self._loaded = loaded
         took = round(time.monotonic() - began, 2)
         log.info("bundle loaded", extra={"bundle": str(self.settings.bundle), "seconds": took})
 

@@ -20,6 +20,7 @@ class ServiceSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     device: str = "auto"
+    dtype: str = "auto"
     cache: str = "0"
     router: str | None = None
     threads: int | None = None
@@ -33,6 +34,10 @@ class ServiceSettings:
     """Sessions that are remembered; beyond that the least recently used are forgotten."""
     session_expiry: float = 600.0
     """Seconds without a request after which a session is forgotten."""
+    reservoir: Path | None = None
+    """Where activations of some inputs are kept for `mass adapt`; nowhere by default."""
+    reservoir_size: int = 2000
+    """How many inputs are kept there."""
     timeout: float = 30.0
     """Seconds from a request's first byte to its answer."""
     max_requests: int = 256

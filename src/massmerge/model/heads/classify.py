@@ -20,7 +20,7 @@ from massmerge.checkpoints.skeleton import build
 from massmerge.errors import InputError, listing
 from massmerge.io.tensor_file import read_header, read_tensor
 from massmerge.model.heads.linear import LinearHead
-from massmerge.model.trees import replace_module
+from massmerge.model.trees import replace_module, widened
 
 _NO_TOKEN = -1
 
@@ -101,7 +101,7 @@ class ShellHead:
         if "input_ids" in inputs and "attention_mask" in inputs:
             ids = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, self._padding)
             inputs = {**inputs, "input_ids": ids}
-        self._stub.hand(output)
+        self._stub.hand(widened(output))
         try:
             return self._shell(**inputs).logits.float()
         finally:
