@@ -14,7 +14,7 @@ from massmerge.bundle.layout import ROUTER
 from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
 from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
-from massmerge.model.route.first_pass import FirstPass, Voter
+from massmerge.model.route.first_pass import FirstPass, Token, Voter
 from massmerge.model.route.references import empty_prompts, is_decoder, random_words
 from massmerge.recipe import Recipe, RouterOptions
 from massmerge.routing import Site, choose_sites
@@ -25,6 +25,10 @@ from massmerge.routing.routers import find_router
 from massmerge.routing.separation import random_adapters, separation, without_common
 from massmerge.routing.typicality import Typicality
 
+_TOKENS: dict[str, tuple[Token, ...]] = {
+    "cls": ("cls",), "mean": ("mean",), "last": ("last",), "each": ("each",),
+    "both": ("cls", "mean"), "mean_and_last": ("mean", "last"),
+}  # fmt: skip
 TYPICAL = "typical"
 """Stands before the names of what tells typical inputs from others, as a router's kind does before its own."""
 
@@ -35,7 +39,7 @@ def choose_voters(
     """Sites and tokens that vote.
 
     A class token is there in most image models; in text it is one word among others. A decoder's last token has seen the
-    whole prompt, which tells more of adapters that hardly left their random starts.
+    whole prompt; of adapters that hardly left their random starts it tells more, and something else than the mean.
     """
     tasks = range(len(tensors.names))
 
@@ -49,11 +53,11 @@ def choose_voters(
         chosen = [site for site in choose_sites(sites, "auto", letters="AOMD") if covered(site) >= least]
     token = recipe.router.token
     if token == "auto" and is_decoder(base) and random:
-        token = "last"
+        token = "mean_and_last"
     elif token == "auto":
         names = {name.rpartition(".")[2] for name, _ in base.named_parameters()}
         token = "both" if names & {"cls_token", "class_embedding"} else "mean"
-    return [Voter(site, t) for site in chosen for t in (("cls", "mean") if token == "both" else (token,))]
+    return [Voter(site, t) for site in chosen for t in _TOKENS[token]]
 
 
 def make_router(bundle: Bundle, kind: str, voters: list[Voter], subspaces: list[ProjectionRouter]) -> Router:
