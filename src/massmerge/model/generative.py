@@ -73,7 +73,7 @@ class Generative(RoutingModel):
                 unknown=unknown,
                 on_error=on_error,
                 **options,
-            )  # fmt: skip
+            )
         )
 
     def generate_many(

@@ -169,7 +169,9 @@ class Model(Generative):
             first_pass: another pass with voters of its own, instead of the one that decides.
         """
         run = first_pass or self.stages.first.first_pass
-        found = [[seen.pooled() for seen in run(batch)] for batch in self.core.batches(several(inputs), batch_size)]
+        found = [
+            [seen.pooled().cpu() for seen in run(batch)] for batch in self.core.batches(several(inputs), batch_size)
+        ]
         return [torch.cat(parts) for parts in zip(*found, strict=True)]
 
     # Steps

@@ -110,7 +110,7 @@ def load_bundle(settings: ServiceSettings) -> Loaded:
 
 def _load_and_warm(settings: ServiceSettings) -> tuple[RoutingModel, Answers]:
     """The model, which has answered once with each task."""
-    options: dict[str, Any] = {"router": settings.router, "device": settings.device}
+    options: dict[str, Any] = {"router": settings.router, "device": settings.device, "dtype": settings.dtype}
     options |= {"check": True, "mapped": settings.mapped}
     if settings.route_only:
         part = load_routing(settings.bundle, **options)

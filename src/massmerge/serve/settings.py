@@ -20,6 +20,7 @@ class ServiceSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     device: str = "auto"
+    dtype: str = "auto"
     cache: str = "0"
     router: str | None = None
     threads: int | None = None
