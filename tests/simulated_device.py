@@ -139,6 +139,8 @@ def _run(func, args, kwargs):
     """One operation, with the device that it would run on."""
     if func.overloadpacket is _aten.to:
         return _moved(args, kwargs)
+    if func is _aten._has_compatible_shallow_copy_type.default:
+        return False
     tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
     ours, others = [t for t in tensors if _is_ours(t)], [t for t in tensors if not _is_ours(t)]
     wanted = kwargs.get("device")
