@@ -24,6 +24,7 @@ _GUARDED = {  # in C++ they ask for the driver
     torch.Tensor.copy_: _aten.copy_.default,
     torch.Tensor.contiguous: _aten.contiguous.default,
     torch.Tensor.__invert__: _aten.bitwise_not.default,
+    torch.Tensor.nonzero: _aten.nonzero.default,
 }
 _MIXED = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! ({})"
 
