@@ -39,6 +39,8 @@ def evaluate(
     batch_size: int = 32,
     unknown: Unknown | dict[str, float] | None = None,
     cache: str | int = 0,
+    device: str = "auto",
+    dtype: str = "auto",
     oracle: bool = True,
     experts: bool = False,
     folder: str | Path | None = None,
@@ -65,6 +67,8 @@ def evaluate(
         batch_size: inputs that run at once.
         unknown: when to abstain, instead of what the recipe says.
         cache: as in `load`.
+        device: where bundle and experts run, as in `load`.
+        dtype: the type that they run in, as in `load`.
         oracle: also answer the same rows with the task given.
         experts: also measure each task's own expert on the same rows.
         folder: what the recipe's relative paths start from, with `experts`; the current folder by default.
@@ -87,12 +91,14 @@ def evaluate(
         refuse_card(bundle)
     if ready.static is not None:
         _refuse_routing(ready.static, {"router": router, "unknown": unknown}, route, oracle=oracle)
-    opened = _open_experts(ready, folder) if experts else None
+    opened = _open_experts(ready, folder, device, dtype) if experts else None
+    where: dict[str, Any] = {"device": device, "dtype": dtype}
     model: Model | StaticModel
     if ready.static is not None:
-        model = StaticModel(ready.static.path)
+        model = StaticModel(ready.static.path, **where)
     else:
-        model = load(bundle, router=router, cache=cache, check=True) if isinstance(bundle, str | Path) else bundle
+        named = isinstance(bundle, str | Path)
+        model = load(bundle, router=router, cache=cache, check=True, **where) if named else bundle  # type: ignore
     for data in progress(ready.data.values(), "reading", len(ready.data)):
         data.read_inputs()
     limits = unknown.model_dump() if isinstance(unknown, Unknown) else unknown
@@ -142,7 +148,7 @@ def _refuse_routing(static: StaticFolder, options: dict[str, object], route: str
         raise InputError(f"{static.path}: {static.method} needs the task. Measure it with the task given (--oracle).")
 
 
-def _open_experts(ready: PreparedEvaluation, folder: str | Path | None) -> Experts:
+def _open_experts(ready: PreparedEvaluation, folder: str | Path | None, device: str, dtype: str) -> Experts:
     if ready.static is not None:
         raise InputError(
             f"{ready.static.path}: experts are only measured with a bundle. `mass study methods` shows both in "
@@ -151,7 +157,7 @@ def _open_experts(ready: PreparedEvaluation, folder: str | Path | None) -> Exper
         )
     if ready.bundle is None:
         raise InputError("the experts of a loaded model are not known. Give the bundle's folder instead.")
-    return open_experts(ready.bundle, Path(folder or "."))
+    return open_experts(ready.bundle, Path(folder or "."), device, dtype)
 
 
 def collect(
