@@ -39,6 +39,8 @@ from massmerge.model.load import load
 @click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="Answers per input.")
 @click.option("--route", type=click.Choice(["input", "batch"]), default="input", show_default=True,
               help="Decide per input, or once per batch of inputs of one task.")  # fmt: skip
+@click.option("--passes", type=click.IntRange(1, 2), default=2, show_default=True,
+              help="1: heads on the base's own features, at about one forward pass.")  # fmt: skip
 @click.option("--session", help="Column of the table whose rows with one value share evidence of their task.")
 @batch_size_option
 @cache_option
@@ -47,8 +49,8 @@ from massmerge.model.load import load
 @verb
 def predict(
     bundle: str, inputs: tuple[str, ...], tasks: tuple[str, ...], column: str | None, out: str | None, wanted: str | None,
-    top: int, route: str, session: str | None, batch_size: int, cache: str, device: str, dtype: str, strict: bool,
-    as_json: bool, quiet: bool,
+    top: int, route: str, passes: int, session: str | None, batch_size: int, cache: str, device: str, dtype: str,
+    strict: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Answer INPUTS with BUNDLE: text, image files, folders, .txt, .csv, .jsonl, .parquet, or - for lines on standard input.
 
@@ -61,6 +63,7 @@ def predict(
     refuse_unreadable(model)
     rows = read_inputs(inputs, image=model.takes_images, column=column, session=session, stdin=sys.stdin)
     options: dict[str, Any] = {"task": list(tasks) or None, "route": route, "top": top, "batch_size": batch_size}
+    options["passes"] = passes
     keys: deque[str | None] = deque()
     if session:
         rows, options["session"] = _noting(rows, keys), _taken(keys)

@@ -16,7 +16,7 @@ from massmerge.evaluation.prepared import PreparedEvaluation, prepare_evaluation
 from massmerge.evaluation.reliability import Reliability, reliability
 from massmerge.evaluation.report import require_matplotlib
 from massmerge.evaluation.results import BundleSizes, Evaluation, RowResult, TaskResult, count_routes, count_sets
-from massmerge.evaluation.run import Progress, run_experts, run_known, run_stream, silent
+from massmerge.evaluation.run import Progress, run_experts, run_known, run_once, run_stream, silent
 from massmerge.evaluation.scoring import mean_figures, score_task
 from massmerge.evaluation.suite import DEFAULT_SPLIT, Suite
 from massmerge.evaluation.summary import write_evaluation
@@ -39,6 +39,8 @@ def evaluate(
     batch_size: int = 32,
     unknown: Unknown | dict[str, float] | None = None,
     cache: str | int = 0,
+    device: str = "auto",
+    dtype: str = "auto",
     oracle: bool = True,
     experts: bool = False,
     folder: str | Path | None = None,
@@ -65,6 +67,8 @@ def evaluate(
         batch_size: inputs that run at once.
         unknown: when to abstain, instead of what the recipe says.
         cache: as in `load`.
+        device: where bundle and experts run, as in `load`.
+        dtype: the type that they run in, as in `load`.
         oracle: also answer the same rows with the task given.
         experts: also measure each task's own expert on the same rows.
         folder: what the recipe's relative paths start from, with `experts`; the current folder by default.
@@ -87,12 +91,14 @@ def evaluate(
         refuse_card(bundle)
     if ready.static is not None:
         _refuse_routing(ready.static, {"router": router, "unknown": unknown}, route, oracle=oracle)
-    opened = _open_experts(ready, folder) if experts else None
+    opened = _open_experts(ready, folder, device, dtype) if experts else None
+    where: dict[str, Any] = {"device": device, "dtype": dtype}
     model: Model | StaticModel
     if ready.static is not None:
-        model = StaticModel(ready.static.path)
+        model = StaticModel(ready.static.path, **where)
     else:
-        model = load(bundle, router=router, cache=cache, check=True) if isinstance(bundle, str | Path) else bundle
+        named = isinstance(bundle, str | Path)
+        model = load(bundle, router=router, cache=cache, check=True, **where) if named else bundle  # type: ignore
     for data in progress(ready.data.values(), "reading", len(ready.data)):
         data.read_inputs()
     limits = unknown.model_dump() if isinstance(unknown, Unknown) else unknown
@@ -104,11 +110,12 @@ def evaluate(
     if opened is not None:
         keep = None if report is None else Path(report) / "experts"
         run_experts(opened, ready, rows, batch_size=batch_size, keep=keep, progress=progress)
+    once = opened is not None and _runs_once(model, ready, rows, batch_size, progress)
     options = {
         "split": split or DEFAULT_SPLIT, "limit": limit, "seed": seed, "route": route, "batch_size": batch_size,
         "router": router or (ready.bundle.router_kind if ready.bundle else None),
         **({"method": model.method} if isinstance(model, StaticModel) else {"voters": list(model.voters)}),
-        "unknown": limits, "oracle": oracle, "experts": experts, "shared_labels": ready.shared,
+        "unknown": limits, "oracle": oracle, "experts": experts, "one_pass": once, "shared_labels": ready.shared,
     }  # fmt: skip
     name = str(bundle) if isinstance(bundle, str | Path) else "a loaded model"
     found = collect(ready, rows, timings, name=name, options=options)
@@ -117,6 +124,16 @@ def evaluate(
     if card and isinstance(bundle, str | Path):
         write_results(Path(bundle), found)
     return found
+
+
+def _runs_once(
+    model: Model | StaticModel, ready: PreparedEvaluation, rows: list[RowResult], size: int, progress: Progress
+) -> bool:
+    """Answer the rows by one pass, if the bundle can; returns whether it did."""
+    if isinstance(model, StaticModel) or ready.writes or not model.answers_at_once:
+        return False
+    run_once(model, ready, rows, batch_size=size, progress=progress)
+    return True
 
 
 def _refuse_routing(static: StaticFolder, options: dict[str, object], route: str, *, oracle: bool) -> None:
@@ -131,7 +148,7 @@ def _refuse_routing(static: StaticFolder, options: dict[str, object], route: str
         raise InputError(f"{static.path}: {static.method} needs the task. Measure it with the task given (--oracle).")
 
 
-def _open_experts(ready: PreparedEvaluation, folder: str | Path | None) -> Experts:
+def _open_experts(ready: PreparedEvaluation, folder: str | Path | None, device: str, dtype: str) -> Experts:
     if ready.static is not None:
         raise InputError(
             f"{ready.static.path}: experts are only measured with a bundle. `mass study methods` shows both in "
@@ -140,7 +157,7 @@ def _open_experts(ready: PreparedEvaluation, folder: str | Path | None) -> Exper
         )
     if ready.bundle is None:
         raise InputError("the experts of a loaded model are not known. Give the bundle's folder instead.")
-    return open_experts(ready.bundle, Path(folder or "."))
+    return open_experts(ready.bundle, Path(folder or "."), device, dtype)
 
 
 def collect(
@@ -159,8 +176,8 @@ def collect(
         scored.append(
             score_task(
                 data, ready.suite.tasks[task], own, groups=groups, known=options["oracle"],
-                expert=options["experts"], reference=ready.suite.tasks[task].reference_of(split),
-                seed=(options["seed"], number),
+                expert=options["experts"], once=options.get("one_pass", False),
+                reference=ready.suite.tasks[task].reference_of(split), seed=(options["seed"], number),
             )
         )  # fmt: skip
     results = tuple(one.result for one in scored)

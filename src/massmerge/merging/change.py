@@ -14,6 +14,7 @@ from massmerge.bundle.reader import Bundle
 from massmerge.bundle.watched_files import SourceFiles
 from massmerge.errors import InputError
 from massmerge.io import yaml_file as yamlfile
+from massmerge.io.placement import Placement
 from massmerge.io.yaml_file import Section
 from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.heads.text import template_sets
@@ -84,6 +85,7 @@ def add(
     workers: int | None = None,
     overwrite: bool = False,
     strict: bool = False,
+    device: str = "auto",
     progress: Progress | None = None,
     planned: Callable[[OpenedRecipe], None] = lambda prepared: None,
 ) -> Path:
@@ -100,6 +102,7 @@ def add(
         workers: as in `merge`.
         overwrite: replace a bundle that is at `out`.
         strict: as in `merge`.
+        device: as in `merge`.
         progress: as in `merge`.
         planned: as in `merge`.
 
@@ -111,7 +114,9 @@ def add(
         MassError: the work failed.
     """
     workers = workers_or_all(workers)
+    place = Placement.exact(device)
     prepared = prepare_addition(bundle, tasks, folder=folder, workers=workers)
+    prepared.place = place
     return carry_out(
         prepared, out, workers=workers, overwrite=overwrite, strict=strict, progress=progress, planned=planned
     )

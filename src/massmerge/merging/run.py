@@ -25,6 +25,7 @@ from massmerge.bundle.merge_folder import MergeFolder, recover, refuse_target
 from massmerge.checkpoints.expert_tensors import difference
 from massmerge.errors import InputError, MassError, Problem, problems_error
 from massmerge.io.allocator import mapped_buffers
+from massmerge.io.placement import Placement
 from massmerge.linalg.factors import Factors, accept_distinct, core_matrix, cosine_matrix, similarity
 from massmerge.merging.findings import findings
 from massmerge.merging.heads.sources import named_files
@@ -77,6 +78,7 @@ def merge(
     workers: int | None = None,
     overwrite: bool = False,
     strict: bool = False,
+    device: str = "auto",
     progress: Progress | None = None,
     planned: Callable[[OpenedRecipe], None] = lambda prepared: None,
 ) -> Path:
@@ -91,6 +93,8 @@ def merge(
         workers: tensors that are worked on at the same time, each by one core; all cores by default.
         overwrite: replace an existing bundle. Anything else is never replaced.
         strict: treat warnings as errors.
+        device: where to compute, such as `cpu` or `cuda:1`; a CUDA GPU if there is one by default. Another device rounds
+            differently, in the last bits.
         progress: called as the work advances.
         planned: is called with the plan before any work.
 
@@ -103,7 +107,9 @@ def merge(
     """
     recipe, folder = recipe_and_folder(recipe, folder)
     workers = workers_or_all(workers)
+    place = Placement.exact(device)  # a wrong one is told before the sources are opened
     prepared = open_recipe(recipe, folder, download=True, workers=workers)
+    prepared.place = place
     return carry_out(
         prepared, out, workers=workers, overwrite=overwrite, strict=strict, progress=progress, planned=planned
     )
@@ -243,7 +249,7 @@ class _Run:
         else:
             part = self._whole(tensor, given) if tensor.matrix is None else self._factored(tensor, given)
         self._refuse_overflow(tensor, part)
-        return part
+        return {name: value.cpu() for name, value in part.items()}
 
     def _refuse_overflow(self, tensor: TensorPlan, part: dict[str, Tensor]) -> None:
         """Refuse what the sources' numbers, each of them finite, became: products and sums too large for their type."""
