@@ -203,7 +203,8 @@ _WORDS = (
     "takes the head with the largest logit, routed methods choose the head themselves. Standardised: the same with the "
     "logits of each head standardised over all rows, the fairest choice known without a router. `routed` after the name of "
     "the base or a merge: our router chooses the head, and what it compares inputs with counts in the size. Task given: the "
-    "head is that of the true task, as papers evaluate static merges; routed methods still choose by themselves what is merged, but for the "
+    "head is that of the true task, as papers evaluate static merges; routed methods still choose by themselves what is "
+    "merged, but for the "
     "line `mass, task given`, which is given everything. Size is that of all tensors that answers need, heads apart, as a "
     "multiple of the base. Time is milliseconds of processor time per input, reading and heads included."
 )
