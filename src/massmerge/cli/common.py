@@ -33,6 +33,9 @@ tasks_option = click.option(
 batch_size_option = click.option(
     "--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Inputs per batch."
 )
+engine_option = click.option(
+    "--engine", metavar="local|ray|ray://HOST:PORT", help="Where the work runs; threads of this process by default."
+)
 cache_option = click.option(
     "--cache", default="0", show_default=True, help="Memory for dense weights of frequent sets, such as 512MB."
 )

@@ -106,6 +106,11 @@ Done = Callable[[Unit, Any], None]
 class Engine(Protocol):
     """Runs the units of jobs."""
 
+    @property
+    def overhead(self) -> float:
+        """Seconds that it spends on a unit besides the work; jobs make their units long enough that it does not show."""
+        ...
+
     def run(self, job: Job, units: Sequence[Unit], done: Done) -> None:
         """Do all units; return when all are done.
 

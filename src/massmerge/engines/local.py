@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from threading import local
+from threading import Lock, local
 from typing import Any
 
 import torch
@@ -27,9 +27,14 @@ class LocalEngine:
             raise InputError(f"workers must be at least 1, not {workers}.")
         self.workers = workers or os.cpu_count() or 1
 
+    @property
+    def overhead(self) -> float:
+        """None to speak of."""
+        return 0.0
+
     def run(self, job: Job, units: Sequence[Unit], done: Done) -> None:
         """Do all units; the first fault stops everything."""
-        schedule, opened = Schedule(units), _Opened(job)
+        schedule, opened = Schedule(units), _Opened(job, done)
         running: dict[Future[Any], Unit] = {}
         begin = _one_thread if job.computes else None
         with job.around(), ThreadPoolExecutor(self.workers, initializer=begin) as pool:
@@ -38,10 +43,7 @@ class LocalEngine:
                     while (unit := schedule.next()) is not None:
                         running[pool.submit(opened.carry_out, unit, schedule.before(unit))] = unit
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
-                        unit = running.pop(future)
-                        result = future.result()
-                        schedule.finish(unit, result)
-                        done(unit, result)
+                        schedule.finish(running.pop(future), future.result())
             finally:
                 for future in running:
                     future.cancel()
@@ -58,12 +60,15 @@ def _one_thread() -> None:
 class _Opened:
     """A job that is opened once, or once per thread."""
 
-    def __init__(self, job: Job) -> None:
-        self._job, self._own = job, local()
+    def __init__(self, job: Job, done: Done) -> None:
+        self._job, self._done, self._own, self._lock = job, done, local(), Lock()
         self._all: Worker | None = job.open() if job.shared else None
 
     def carry_out(self, unit: Unit, before: Any) -> Any:
         worker = self._all or getattr(self._own, "worker", None)
         if worker is None:
             worker = self._own.worker = self._job.open()
-        return worker.carry_out(unit, before)
+        result = worker.carry_out(unit, before)
+        with self._lock:  # before this worker goes on
+            self._done(unit, result)
+        return result

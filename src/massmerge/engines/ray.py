@@ -17,6 +17,7 @@ from massmerge.errors import InputError, MassError
 
 RETRIES = 3
 """How often a unit is tried again after a worker died, ran out of memory, or could not read or write."""
+OVERHEAD = 0.02
 _AHEAD = 2  # units per core that are handed to Ray at a time, so that no core waits for the driver
 
 
@@ -66,6 +67,11 @@ class RayEngine:
         self._workers, self._own = workers, not ray.is_initialized()
         if self._own:
             self._connect(address or "auto")
+
+    @property
+    def overhead(self) -> float:
+        """What Ray takes to place a unit and to bring back its result."""
+        return OVERHEAD
 
     def _connect(self, address: str) -> None:
         try:

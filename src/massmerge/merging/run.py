@@ -212,7 +212,7 @@ class _Run:
                 for key in made:
                     progress.tensor(plan.tensors[int(key)].name)
 
-        self._engine.run(self._job, part_units(plan, finished, found), done)
+        self._engine.run(self._job, part_units(plan, finished, found, self._engine.overhead), done)
 
     def _look(self, progress: Progress) -> dict[str, Any]:
         """What a static method must know of all tensors together; figures are files as parts are."""

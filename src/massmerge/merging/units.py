@@ -21,9 +21,9 @@ from massmerge.merging.plan import Plan, TensorPlan
 
 SPLIT = 30.0
 """Seconds from which on a tensor's tasks are units of their own."""
-SMALL = 0.2
-"""Seconds below which tensors share a unit: an engine's own work per unit must not show."""
-LOOKED = 0.1
+_SMALL = 20
+"""Times what an engine spends on a unit: tensors that take less share one."""
+_LOOKED = 0.1  # seconds; each look leaves a file, which should not be larger than what was looked at
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,20 @@ def share_key(index: int, position: int) -> str:
     return f"{tensor_key(index)}.{position}"
 
 
-def part_units(plan: Plan, finished: dict[str, str], found: dict[str, Any]) -> list[Unit]:
-    """The units of all tensors that are not finished."""
+def part_units(plan: Plan, finished: dict[str, str], found: dict[str, Any], overhead: float) -> list[Unit]:
+    """The units of all tensors that are not finished.
+
+    Args:
+        plan: the plan.
+        finished: files of the parts that are there, by their keys.
+        found: what a static method has found by looking at all tensors.
+        overhead: seconds that the engine spends on a unit.
+    """
     todo = [(i, t) for i, t in enumerate(plan.tensors) if tensor_key(i) not in finished]
     large = {i for i, t in todo if _is_split(plan, t)}
     units = [unit for i, t in todo if i in large for unit in _split(plan, i, t, finished)]
     small = [(i, t) for i, t in todo if i not in large]
-    for group in _grouped(small, [tensor_seconds(t, plan) for _, t in small], SMALL):
+    for group in _grouped(small, [tensor_seconds(t, plan) for _, t in small], _SMALL * overhead):
         indices = tuple(i for i, _ in group)
         spent = sum(tensor_seconds(t, plan) for _, t in group)
         units.append(
@@ -111,7 +118,7 @@ def _split(plan: Plan, index: int, tensor: TensorPlan, finished: dict[str, str])
 def look_units(plan: Plan, indices: Sequence[int], step: int, found: dict[str, Any]) -> list[Unit]:
     """The units of one look at all tensors; they are the same whatever is finished, for so are the keys of their parts."""
     tensors = [(i, plan.tensors[i]) for i in indices]
-    groups = _grouped(tensors, [look_seconds(t, plan) for _, t in tensors], LOOKED)
+    groups = _grouped(tensors, [look_seconds(t, plan) for _, t in tensors], _LOOKED)
     return [
         Unit(
             f"look {step + 1} at {_named(group)}",
