@@ -15,9 +15,10 @@ from pathlib import Path
 
 from massmerge.bundle.layout import LEFT_OVER, MANIFEST
 from massmerge.bundle.manifest import find_damage, read_manifest
-from massmerge.bundle.parts import Parts, key_of
+from massmerge.bundle.parts import Parts
 from massmerge.bundle.work_folder import Busy, WorkFolder, in_words
 from massmerge.errors import InputError, listing
+from massmerge.io.sealed import key_of
 
 _MARK, _PARTS = "fingerprint", "parts"
 

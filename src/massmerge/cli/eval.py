@@ -9,7 +9,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from massmerge.cli.common import batch_size_option, cache_option, plural, print_json, table, verb
+from massmerge.cli.common import batch_size_option, cache_option, engine_option, plural, print_json, table, verb
 from massmerge.errors import InputError
 from massmerge.evaluation.evaluate import evaluate
 from massmerge.evaluation.prepared import PreparedEvaluation, prepare_evaluation
@@ -46,6 +46,8 @@ _SHOWN_FAILURES = 5
 @click.option("--unknown", multiple=True, metavar="KIND=LIMIT",
               help="When to abstain, instead of the recipe's limits, such as lift=1.1. May be repeated.")  # fmt: skip
 @cache_option
+@engine_option
+@click.option("--workers", type=click.IntRange(min=1), help="With --engine: models that answer at the same time.")
 @click.option("--oracle/--no-oracle", default=True, show_default=True,
               help="Also answer with the task given, to show what routing costs.")  # fmt: skip
 @click.option("--experts", is_flag=True, help="Measure each task's own expert on the same rows.")
@@ -60,8 +62,9 @@ _SHOWN_FAILURES = 5
 @verb
 def eval_(
     bundle: str, suite: str, tasks: tuple[str, ...], split: str | None, limit: int | None, seed: int, router: str | None,
-    route: Any, batch_size: int, unknown: tuple[str, ...], cache: str, oracle: bool, experts: bool, folder: str | None,
-    report: str | None, card: bool, dry_run: bool, as_json: bool, quiet: bool,
+    route: Any, batch_size: int, unknown: tuple[str, ...], cache: str, engine: str | None, workers: int | None,
+    oracle: bool, experts: bool, folder: str | None, report: str | None, card: bool, dry_run: bool, as_json: bool,
+    quiet: bool,
 ) -> None:  # fmt: skip
     """Measure BUNDLE, or a static merge, on the labelled data of SUITE.
 
@@ -82,8 +85,8 @@ def eval_(
 
     found = evaluate(
         bundle, suite, tasks=tasks, split=split, limit=limit, seed=seed, router=router, route=route,
-        batch_size=batch_size, unknown=limits, cache=cache, oracle=oracle, experts=experts, folder=folder,
-        report=report, card=card, progress=progress,
+        batch_size=batch_size, unknown=limits, cache=cache, engine=engine, workers=workers, oracle=oracle,
+        experts=experts, folder=folder, report=report, card=card, progress=progress,
     )  # fmt: skip
     if as_json:
         print_json(found.to_dict())
