@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Answer", "Bundle", "Evaluation", "Explanation", "Generation", "InputError", "Inspection", "MassError", "Model",
-    "Pipeline", "Plan", "Prediction", "Predictor", "Problem", "Push", "Recipe", "Routing", "Sessions", "StaticModel", "Suite",
-    "Verification", "__version__", "add", "calibrate", "choose_scale", "evaluate", "explain", "export", "head", "inspect",
-    "interpret", "load", "make_plan", "merge", "pipeline", "pull", "push", "remove", "study", "verify",
+    "Pipeline", "Plan", "Prediction", "Predictor", "Problem", "Push", "Recipe", "Routing", "Sessions", "StaticModel",
+    "Suite", "Verification", "__version__", "add", "calibrate", "choose_scale", "evaluate", "explain", "export", "head",
+    "inspect", "interpret", "load", "make_plan", "merge", "pipeline", "pull", "push", "remove", "study", "verify",
 ]  # fmt: skip
 
 # Where each name lives, so that `mass --version` and `mass -h` need not wait seconds for torch and transformers.
