@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import ray
 
 from clusters import SETTINGS, add_node
 
@@ -13,7 +14,6 @@ from clusters import SETTINGS, add_node
 @pytest.fixture(scope="session")
 def cluster():
     """The cluster; this process is connected to it."""
-    ray = pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patch:
         folder = tempfile.mkdtemp(prefix="r", dir="/tmp" if sys.platform != "win32" else None)  # sockets: short paths
         for name, value in {**SETTINGS, "RAY_TMPDIR": folder}.items():

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ray")
-
 import massmerge.merging.run
 import massmerge.merging.units
 from clusters import TESTS, add_node

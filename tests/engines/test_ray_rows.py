@@ -1,8 +1,7 @@
 """Rows answered on a Ray cluster, and tables of Ray Data."""
 
 import pytest
-
-ray = pytest.importorskip("ray")
+import ray
 
 import massmerge
 import massmerge.model.row_job

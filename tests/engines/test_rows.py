@@ -145,5 +145,5 @@ def test_a_predictor_refuses_a_table_that_does_not_fit(root):
     predictor = massmerge.Predictor(text_bundle(root), "text")
     with pytest.raises(InputError, match="no column 'text'; available: 'body'"):
         predictor({"body": ["x"]})
-    with pytest.raises(InputError, match="the table has label already. Give a prefix"):
+    with pytest.raises(InputError, match=r"the table has label already\. Give a prefix"):
         predictor({"text": ["x"], "label": ["y"]})

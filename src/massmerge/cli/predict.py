@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +32,7 @@ from massmerge.io.rows import TABLE_SUFFIXES, NamedInput, read_inputs
 from massmerge.model.answers import Prediction
 from massmerge.model.load import load
 from massmerge.model.row_job import EngineModel
+from massmerge.model.speed import fast_at_once
 
 Stream = Callable[..., Iterator[Prediction]]
 
@@ -71,7 +72,8 @@ def predict(
     with ExitStack() as stack:
         stack.enter_context(bar)
         if engine is None:
-            model = load(bundle, cache=cache, check=True)
+            with fast_at_once() if out else nullcontext():
+                model = load(bundle, cache=cache, check=True)
             refuse_unreadable(model)
             rows, stream = read(image=model.takes_images), cast(Stream, model.stream)
             if session:
@@ -125,13 +127,15 @@ def _engine_model(
     """What answers in the place of a model, with a work folder beside the file of answers."""
     if out is None:
         raise InputError("--engine needs --out FILE: rows and answers pass through a folder beside it.")
+    if cache != "0":
+        raise InputError("--cache is of one process: leave it out, or --engine.")
     if session:
         raise InputError("--session needs rows one after the other in one process: leave out --engine.")
     folder = Path(out).resolve()
     work = folder.with_name(f".{folder.name}.parts")
     with (
         opened_engine(engine, workers) as chosen,
-        EngineModel.opened(bundle, chosen, work, loading={"cache": cache}, seen=seen) as answering,
+        EngineModel.opened(bundle, chosen, work, seen=seen) as answering,
     ):
         yield answering
 

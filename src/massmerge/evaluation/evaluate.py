@@ -27,6 +27,7 @@ from massmerge.evaluation.summary import write_evaluation
 from massmerge.model.load import load
 from massmerge.model.model import Model
 from massmerge.model.row_job import EngineModel
+from massmerge.model.speed import fast_at_once
 from massmerge.model.static import StaticFolder, StaticModel
 from massmerge.recipe import Unknown
 
@@ -91,7 +92,7 @@ def evaluate(
     if ready.writes and route == "batch":
         raise InputError("generative bundles route each prompt by itself: use route='input'.")
     if engine is not None:
-        _refuse_engine(bundle, route)
+        _refuse_engine(bundle, route, cache)
     if report is not None:
         require_matplotlib()
     if card:
@@ -99,11 +100,7 @@ def evaluate(
     if ready.static is not None:
         _refuse_routing(ready.static, {"router": router, "unknown": unknown}, route, oracle=oracle)
     opened = _open_experts(ready, folder) if experts else None
-    model: Model | StaticModel
-    if ready.static is not None:
-        model = StaticModel(ready.static.path)
-    else:
-        model = load(bundle, router=router, cache=cache, check=True) if isinstance(bundle, str | Path) else bundle
+    model = _model(bundle, ready, {"router": router, "cache": cache})
     for data in progress(ready.data.values(), "reading", len(ready.data)):
         data.read_inputs()
     limits = unknown.model_dump() if isinstance(unknown, Unknown) else unknown
@@ -131,13 +128,22 @@ def evaluate(
     return found
 
 
+def _model(bundle: str | Path | Model, ready: PreparedEvaluation, loading: dict[str, Any]) -> Model | StaticModel:
+    with fast_at_once():
+        if ready.static is not None:
+            return StaticModel(ready.static.path)
+        return load(bundle, check=True, **loading) if isinstance(bundle, str | Path) else bundle
+
+
 def _refuse_size(batch_size: int) -> None:
     if batch_size < 1:
         raise InputError("batch_size must be at least 1.")
 
 
-def _refuse_engine(bundle: object, route: str) -> None:
-    """Refuse what only one process can do."""
+def _refuse_engine(bundle: object, route: str, cache: str | int) -> None:
+    """Refuse what only one process can do; what a cache holds depends on what was asked before."""
+    if cache not in (0, "0"):
+        raise InputError("workers of an engine keep no cache: leave it out.")
     if route == "batch" or not isinstance(bundle, str | Path):
         raise InputError("an engine needs a bundle's folder, which its workers load, and route='input'.")
 

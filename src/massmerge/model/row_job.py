@@ -24,6 +24,7 @@ from massmerge.io.sealed import SealedFiles, key_of
 from massmerge.model.answers import Answer, Generation, Prediction, Routing
 from massmerge.model.load import load
 from massmerge.model.model import Model
+from massmerge.model.speed import fast_at_once
 from massmerge.model.static import StaticModel
 
 _ROWS = 1024
@@ -78,7 +79,8 @@ class RowJob(Job):
         """Load the bundle."""
         if read_manifest(self.bundle)["sha256"] != self.sha256:
             raise InputError(f"{self.bundle}: is another bundle than when the command began. Run it again.")
-        model = StaticModel(self.bundle) if self.static else load(self.bundle, check=True, **self.loading)
+        with fast_at_once():
+            model = StaticModel(self.bundle) if self.static else load(self.bundle, check=True, **self.loading)
         return RowWorker(model, self)
 
 
