@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import ray
 
 import massmerge.merging.run
 import massmerge.merging.units
@@ -13,6 +14,7 @@ from clusters import TESTS, add_node
 from engine_jobs import KillingMerge, Writing
 from massmerge import InputError, MassError, add, merge
 from massmerge.engines import ray as ray_engine
+from massmerge.engines.choose import opened_engine
 from massmerge.engines.ray import RayEngine
 from massmerge.engines.unit import Unit
 from massmerge.merging.run import Silent
@@ -187,12 +189,13 @@ def test_two_writers_of_one_unit_leave_one_file(family, tmp_path, engine):
 
 
 def test_no_cluster_is_told_with_a_remedy(monkeypatch):
-    import ray
-
     def refuse(*args, **kwargs):
         raise ConnectionError("Could not find any running Ray instance.")
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
-    with pytest.raises(InputError, match=r"no cluster on this machine .* Start one with `ray start --head`"):
-        merge("recipe.yaml", "out", engine="ray", folder=".")
+    with (
+        pytest.raises(InputError, match=r"no cluster on this machine .* Start one with `ray start --head`"),
+        opened_engine("ray"),
+    ):
+        pass
