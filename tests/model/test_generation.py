@@ -2,6 +2,7 @@
 
 import json
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -14,48 +15,14 @@ from massmerge import InputError
 from massmerge.cli.demo.example import make_writing_example
 from massmerge.cli.main import main
 from massmerge.model.export import export_bundle
-from models import FAMILIES, backbone_of, dense_changes, family_bundle, text_bundle, with_options, write_recipe
-from naive import tsv_merge
-from writers import CLASSES, KINDS, NEW, dense_tokens, make_model, prompts, shifted
+from models import family_bundle, text_bundle, with_options, write_recipe
+from writers import CLASSES, KINDS, NEW, dense_tokens, dense_writer, make_model, prompts, shifted, writer_bundle
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory):
-    """A bundle of three writers a kind, made once."""
-    made = {}
-
-    def bundle(kind: str):
-        if kind not in made:
-            folder = tmp_path_factory.mktemp(kind.replace(" ", "-"))
-            base = shifted(make_model(kind), 1, 0.3)
-            base.save_pretrained(folder / "base")
-            for seed, task in enumerate("abc"):
-                expert = make_model(kind)
-                expert.load_state_dict(base.state_dict())
-                shifted(expert, 10 + seed, 0.1).save_pretrained(folder / task)
-            massmerge.merge(write_recipe(folder, list("abc"), rank=8), folder / "bundle")
-            made[kind] = folder / "bundle"
-        return made[kind]
-
-    return bundle
-
-
-def dense_writer(bundle, kind, tasks) -> tf.PreTrainedModel:
-    """A plain checkpoint of a set: dense TSV-M of its factors, the mean of everything else, output layers included."""
-    name = kind.partition(" ")[0]
-    family = FAMILIES[name]
-    base = family.base.from_pretrained(bundle.parent / "base").eval()
-    model = CLASSES[name].from_pretrained(bundle.parent / tasks[0]).eval()
-    changes = dense_changes(bundle, base, tasks, tsv_merge)
-    inside = backbone_of(model, family.base)
-    state = {k: changes.get(k, v) for k, v in base.state_dict().items() if not k.endswith("embed_tokens.weight")}
-    if name == "llama":
-        state["embed_tokens.weight"] = changes["embed_tokens.weight"]
-    inside.load_state_dict(state, strict=False)  # a tied output layer is the same tensor
-    if " untied" in kind:
-        own = [CLASSES[name].from_pretrained(bundle.parent / task).lm_head.weight for task in tasks]
-        model.lm_head.weight = torch.nn.Parameter(torch.stack(list(own)).mean(0))
-    return model
+def bundles(root):
+    """A bundle of three writers of a kind, made once."""
+    return partial(writer_bundle, root)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,7 +20,7 @@ from massmerge.checkpoints.backbone import (
 )
 from massmerge.checkpoints.expert_tensors import ExpertTensor, FullTensor, difference
 from massmerge.checkpoints.open_clip import OpenClipStore
-from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, build, untie_output
+from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, shape_of, untie_output
 from massmerge.checkpoints.sources import Source
 from massmerge.checkpoints.stores import SafetensorsStore, Store
 from massmerge.errors import InputError, listing
@@ -175,9 +175,9 @@ def task_skeleton(source: Source, base: Base) -> tuple[Skeleton, Store, Match]:
         store, bare = store.only(base.skeleton.canonical), True  # a config.json beside it is not one of transformers
     config = None if bare else load_config(source)
     if config is None or not config.architectures:
-        skeleton, match = infer_task_model(base.skeleton if config is None else build(config), store.infos)
+        skeleton, match = infer_task_model(base.skeleton if config is None else shape_of(config), store.infos)
         return skeleton, store, match
-    skeleton = untie_output(build(config, config.architectures[0]), store.infos)
+    skeleton = untie_output(shape_of(config, config.architectures[0]), store.infos)
     return skeleton, store, skeleton.match(store.infos)
 
 

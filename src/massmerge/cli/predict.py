@@ -19,6 +19,7 @@ from massmerge.cli.common import (
     cache_option,
     engine_option,
     named_answers,
+    placement_options,
     plural,
     refuse_failures,
     refuse_unreadable,
@@ -52,12 +53,13 @@ Stream = Callable[..., Iterator[Prediction]]
 @cache_option
 @engine_option
 @click.option("--workers", type=click.IntRange(min=1), help="With --engine: models that answer at the same time.")
+@placement_options
 @click.option("--strict", is_flag=True, help="Stop at the first input that cannot be answered.")
 @verb
 def predict(
     bundle: str, inputs: tuple[str, ...], tasks: tuple[str, ...], column: str | None, out: str | None, wanted: str | None,
     top: int, route: str, session: str | None, batch_size: int, cache: str, engine: str | None, workers: int | None,
-    strict: bool, as_json: bool, quiet: bool,
+    device: str, dtype: str, strict: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Answer INPUTS with BUNDLE: text, image files, folders, .txt, .csv, .jsonl, .parquet, or - for lines on standard input.
 
@@ -73,14 +75,16 @@ def predict(
         stack.enter_context(bar)
         if engine is None:
             with fast_at_once() if out else nullcontext():
-                model = load(bundle, cache=cache, check=True)
+                model = load(bundle, device=device, dtype=dtype, cache=cache, check=True)
             refuse_unreadable(model)
             rows, stream = read(image=model.takes_images), cast(Stream, model.stream)
             if session:
                 keys: deque[str | None] = deque()
                 rows, options["session"] = _noting(rows, keys), _taken(keys)
         else:
-            answering = stack.enter_context(_engine_model(bundle, engine, workers, out, session, cache, bar.update))
+            _refuse_with_engine(out, session, cache)
+            loading = {"device": device, "dtype": dtype}
+            answering = stack.enter_context(_engine_model(bundle, engine, workers, str(out), loading, bar.update))
             rows, stream = read(image=Bundle(bundle, check=False).takes_images, decoded=False), answering.stream
         answers = named_answers(rows, partial(stream, on_error="row", **options))
         step = bar.update if engine is None else (lambda: None)
@@ -114,28 +118,25 @@ def _write(
     return count, failed
 
 
-@contextmanager
-def _engine_model(
-    bundle: str,
-    engine: str,
-    workers: int | None,
-    out: str | None,
-    session: str | None,
-    cache: str,
-    seen: Callable[[int], object],
-) -> Iterator[EngineModel]:
-    """What answers in the place of a model, with a work folder beside the file of answers."""
+def _refuse_with_engine(out: str | None, session: str | None, cache: str) -> None:
     if out is None:
         raise InputError("--engine needs --out FILE: rows and answers pass through a folder beside it.")
     if cache != "0":
         raise InputError("--cache is of one process: leave it out, or --engine.")
     if session:
         raise InputError("--session needs rows one after the other in one process: leave out --engine.")
-    folder = Path(out).resolve()
-    work = folder.with_name(f".{folder.name}.parts")
+
+
+@contextmanager
+def _engine_model(
+    bundle: str, engine: str, workers: int | None, out: str, loading: dict[str, Any], seen: Callable[[int], object]
+) -> Iterator[EngineModel]:
+    """What answers in the place of a model, with a work folder beside the file of answers."""
+    target = Path(out).resolve()
+    work = target.with_name(f".{target.name}.parts")
     with (
         opened_engine(engine, workers) as chosen,
-        EngineModel.opened(bundle, chosen, work, seen=seen) as answering,
+        EngineModel.opened(bundle, chosen, work, loading=loading, seen=seen) as answering,
     ):
         yield answering
 

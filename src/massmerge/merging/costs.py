@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from massmerge.io.tensor_file import TensorInfo, header_bytes
@@ -11,71 +12,52 @@ from massmerge.merging.ranks import MatrixSize
 
 if TYPE_CHECKING:
     from massmerge.merging.open_recipe import OpenedRecipe
-    from massmerge.merging.plan import Plan, Sizes, TensorPlan
+    from massmerge.merging.plan import Sizes, TensorPlan
+
+Limits = Mapping[str, tuple[int, ...]]
+"""For each matrix the highest rank that each task's delta can have, 0 for a task that does not change it."""
 
 # Rough speeds of one core, for the estimate of time: products and the partial eigensolver, in operations a second.
-_PRODUCT_SPEED, _EIGEN_SPEED, _DISK_SPEED = 60e9, 12e9, 400e6
-_ENTRY_SECONDS = 8e-9  # to read a number of an expert, subtract the base's and add up
-FACTORED = ("mass", "tsv_m", "tsv_c")
-"""Methods that take each task's factors; others read deltas, which costs little."""
+PRODUCT_SPEED, EIGEN_SPEED, DISK_SPEED = 60e9, 12e9, 400e6
+THIN_SPEED, TENSOR_SECONDS = 15e9, 1e-3  # QR of thin matrices; reading two tensors and an SVD of a few rows
 _LIBRARIES = 500_000_000  # resident memory of the interpreter with torch and transformers
 
 
-def peak_memory(matrices: list[TensorPlan], whole: list[TensorPlan], workers: int) -> int:
-    """Each worker holds one tensor of base and expert, their difference in float32, and the factors of all tasks."""
-    largest = sorted((tensor_memory(t) for t in (*matrices, *whole)), reverse=True)[:workers]
+def peak_memory(matrices: list[TensorPlan], whole: list[TensorPlan], limits: Limits, workers: int) -> int:
+    """Each worker holds the factors of all tasks of one tensor, and for those that are not adapters base and delta."""
+
+    def held(t: TensorPlan) -> int:
+        factors = sum(t.ranks) * sum(t.matrix) * 4 if t.matrix else 0
+        if t.matrix and all(map(_is_thin(t), limits[t.name])):
+            return 3 * factors  # as read, their bases, and as stored
+        return 4 * math.prod(t.shape) * 4 + 2 * factors + (3 * min(t.matrix) ** 2 * 8 if t.matrix else 0)
+
+    largest = sorted((held(t) for t in (*matrices, *whole)), reverse=True)[:workers]
     return _LIBRARIES + sum(largest)
 
 
-def tensor_memory(tensor: TensorPlan, *, task_only: bool = False) -> int:
-    """Bytes that a worker holds for a tensor of all tasks, or of one alone."""
-    ranks = max(tensor.ranks) if task_only else sum(tensor.ranks)
-    factors = ranks * sum(tensor.matrix) * 4 if tensor.matrix else 0
-    solver = 3 * min(tensor.matrix) ** 2 * 8 if tensor.matrix else 0
-    return 4 * math.prod(tensor.shape) * 4 + 2 * factors + solver
+def merge_seconds(matrices: list[TensorPlan], limits: Limits, sizes: Sizes, workers: int) -> float:
+    """A rough time: operations by the speed of one core, bytes by the speed of a disk.
 
-
-def task_seconds(tensor: TensorPlan, plan: Plan, task: str) -> float:
-    """What one core takes for one task's share of a tensor."""
-    form, rank = next((t.form, r) for t, r in zip(plan.tasks, tensor.ranks, strict=True) if t.name == task)
-    if tensor.matrix is None or plan.method not in FACTORED:
-        return math.prod(tensor.shape) * _ENTRY_SECONDS
-    m, n = tensor.matrix
-    if form == "adapter":
-        return 8 * (m + n) * rank**2 / _PRODUCT_SPEED
-    small = min(m, n)
-    return 2 * m * n * small / _PRODUCT_SPEED + 1.4 * small**3 / _EIGEN_SPEED
-
-
-def tensor_seconds(tensor: TensorPlan, plan: Plan) -> float:
-    """What one core takes for a tensor of all tasks."""
-    used = [task.name for task, rank in zip(plan.tasks, tensor.ranks, strict=True) if rank]
-    together = 2 * sum(tensor.ranks) ** 2 * sum(tensor.matrix) / _PRODUCT_SPEED if tensor.matrix else 0.0
-    own = sum(task_seconds(tensor, plan, task) for task in used)
-    return own + (together if plan.method in FACTORED else 0.0)
-
-
-def look_seconds(tensor: TensorPlan, plan: Plan) -> float:
-    """What one core takes for one look at a tensor of all tasks."""
-    return math.prod(tensor.shape) * _ENTRY_SECONDS * sum(rank > 0 for rank in tensor.ranks)
-
-
-def write_seconds(nbytes: int) -> float:
-    """What one core takes to put a file together and to work out its checksum."""
-    return 3 * nbytes / _DISK_SPEED
-
-
-def merge_seconds(matrices: list[TensorPlan], sizes: Sizes, workers: int) -> float:
-    """A rough time: operations by the speed of one core, bytes by the speed of a disk."""
+    A delta that is known to be thin, as an adapter's, is never formed: what it costs grows with the square of its rank.
+    """
     total = 0.0
     for t in matrices:
         assert t.matrix is not None
         m, n = t.matrix
-        small = min(m, n)
-        used = [k for k in t.ranks if k]
-        total += sum(2 * m * n * small / _PRODUCT_SPEED + 1.4 * small**3 / _EIGEN_SPEED for _ in used)
-        total += 2 * (sum(used) ** 2) * (m + n) / _PRODUCT_SPEED
-    return round(total / workers + 3 * sizes.counted / _DISK_SPEED + 0.5, 1)
+        small, thin = min(m, n), _is_thin(t)
+        for limit in filter(None, limits[t.name]):
+            if thin(limit):
+                total += 6 * (m + n) * limit**2 / THIN_SPEED + TENSOR_SECONDS
+            else:
+                total += 2 * m * n * small / PRODUCT_SPEED + 1.4 * small**3 / EIGEN_SPEED
+        total += 2 * (sum(t.ranks) ** 2) * (m + n) / PRODUCT_SPEED
+    return round(total / workers + 3 * sizes.counted / DISK_SPEED + 0.5, 1)
+
+
+def _is_thin(t: TensorPlan) -> Callable[[int], bool]:
+    assert t.matrix is not None
+    return min(t.matrix).__gt__
 
 
 def entry_bytes(name: str) -> int:

@@ -9,7 +9,8 @@ from typing import Any
 
 from massmerge.bundle.parts import tensor_key
 from massmerge.engines.unit import Unit
-from massmerge.merging.costs import (
+from massmerge.merging.plan import Plan, TensorPlan
+from massmerge.merging.unit_costs import (
     FACTORED,
     look_seconds,
     task_seconds,
@@ -17,7 +18,6 @@ from massmerge.merging.costs import (
     tensor_seconds,
     write_seconds,
 )
-from massmerge.merging.plan import Plan, TensorPlan
 
 SPLIT = 30.0
 """Seconds from which on a tensor's tasks are units of their own."""
@@ -118,12 +118,12 @@ def _split(plan: Plan, index: int, tensor: TensorPlan, finished: dict[str, str])
 def look_units(plan: Plan, indices: Sequence[int], step: int, found: dict[str, Any]) -> list[Unit]:
     """The units of one look at all tensors; they are the same whatever is finished, for so are the keys of their parts."""
     tensors = [(i, plan.tensors[i]) for i in indices]
-    groups = _grouped(tensors, [look_seconds(t, plan) for _, t in tensors], _LOOKED)
+    groups = _grouped(tensors, [look_seconds(t) for _, t in tensors], _LOOKED)
     return [
         Unit(
             f"look {step + 1} at {_named(group)}",
             max(tensor_memory(t, task_only=True) for _, t in group),
-            sum(look_seconds(t, plan) for _, t in group),
+            sum(look_seconds(t) for _, t in group),
             data=LookAt(f"look{step}.{number:05d}", step, tuple(i for i, _ in group), found),
         )
         for number, group in enumerate(groups)

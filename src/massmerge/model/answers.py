@@ -127,6 +127,10 @@ class Generation:
     """Milliseconds of its batch: first pass, routing, generation; and the size of the batch."""
     truncated: bool = False
     """Whether the end of the prompt was left out, because the model takes no more tokens."""
+    logprobs: list[float] = field(default_factory=list)
+    """Log-probability of each token, where `logprobs` asks for it."""
+    end: str | None = None
+    """`stop` (an end token or a stop string) or `length`; None where transformers' `generate` does not tell."""
     error: str | None = None
 
     def to_dict(self) -> dict[str, Any]:

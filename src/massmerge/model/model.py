@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -13,21 +13,19 @@ from torch import Tensor
 
 from massmerge.checkpoints.backbone import language_class
 from massmerge.errors import InputError
-from massmerge.model.answers import Generation, Prediction, Routing, answered, clear, or_raised, or_unclear
-from massmerge.model.core import Answering, Core
-from massmerge.model.generate import Generator, TextStream
+from massmerge.model.answers import Prediction, Routing, answered, or_raised, or_unclear
+from massmerge.model.generative import Generative
 from massmerge.model.heads.classify import features
 from massmerge.model.inputs import Row, several
 from massmerge.model.route.decide import Choice
 from massmerge.model.route.first_pass import FirstPass
-from massmerge.model.route.stages import Stages, milliseconds
-from massmerge.model.second_pass.sets import Passed, Sets
+from massmerge.model.route.stages import milliseconds
+from massmerge.model.second_pass.sets import Passed
 from massmerge.recipe import Unknown
-from massmerge.routing import Site
 from massmerge.routing.sessions import Keys, SessionKeys, Sessions, all_together, session_batches
 
 
-class Model(Answering):
+class Model(Generative):
     """One backbone, many tasks. Safe to use from several threads.
 
     Args:
@@ -35,35 +33,6 @@ class Model(Answering):
         stages: what finds the tasks of an input.
         sets: what answers with the tasks that were found.
     """
-
-    def __init__(self, core: Core, stages: Stages, sets: Sets) -> None:
-        super().__init__(core)
-        self._stages, self._sets = stages, sets
-
-    @property
-    def stages(self) -> Stages:
-        """What finds the tasks of an input: voters, routers, looks."""
-        return self._stages
-
-    @property
-    def sets(self) -> Sets:
-        """The selected sets: their updates, and the second pass that runs with them."""
-        return self._sets
-
-    @property
-    def voters(self) -> list[str]:
-        """The sites and tokens that decide, such as `M0.mean`."""
-        return [voter.name for voter in self.stages.voters]
-
-    @property
-    def top_k(self) -> int:
-        """Most tasks that a selected set holds: also what `top_k: auto` of a recipe comes to."""
-        return self.stages.top_k
-
-    @property
-    def sites(self) -> list[Site]:
-        """Every place where inputs can be routed, in the order of a forward pass."""
-        return list(self.stages.sites)
 
     def predict(
         self,
@@ -162,89 +131,6 @@ class Model(Answering):
             found += zip(free, heads, strict=True)
         return found
 
-    def generate(
-        self,
-        prompts: Any,
-        *,
-        task: str | Sequence[str] | None = None,
-        batch_size: int = 8,
-        unknown: Unknown | dict[str, float] | None = None,
-        on_error: Literal["raise", "row"] = "raise",
-        **options: Any,
-    ) -> list[Generation]:
-        """Write an answer to each prompt, for bundles of encoder-decoders and decoders; prompts are routed one by one.
-
-        Args:
-            prompts: texts, or what else `predict` takes.
-            task: as in `predict`.
-            batch_size: how many prompts run at once.
-            unknown: as in `predict`.
-            on_error: as in `predict`.
-            options: those of transformers' `generate`, such as `max_new_tokens` (64 by default) and `num_beams`.
-
-        Raises:
-            InputError: a bundle that generates nothing, a task that answers with labels, or an option that there is not.
-        """
-        return list(
-            self.generate_many(
-                several(prompts), task=task, batch_size=batch_size, unknown=unknown, on_error=on_error, **options
-            )
-        )
-
-    def generate_many(
-        self,
-        prompts: Iterable[Any],
-        *,
-        task: str | Sequence[str] | None = None,
-        batch_size: int = 8,
-        unknown: Unknown | dict[str, float] | None = None,
-        on_error: Literal["raise", "row"] = "raise",
-        **options: Any,
-    ) -> Iterator[Generation]:
-        """As `generate`, one batch at a time: memory does not grow with the number of prompts."""
-        choice = self.stages.choice(self.core.positions(task), self.stages.limits(unknown))
-        generator = self._generator(choice, options)
-        for rows in self.core.rows(prompts, batch_size, on_error, generator.read):
-            for answer in answered(rows, lambda good: self._generations(generator, good, choice), Generation):
-                yield or_raised(answer, on_error)
-
-    def write(
-        self, prompts: Any, routings: Sequence[Routing], *, batch_size: int = 8, **options: Any
-    ) -> list[Generation]:
-        """Only the second half of `generate`: texts for prompts that have been routed already.
-
-        Args:
-            prompts: what to answer.
-            routings: for each prompt its selected set, and the weights where those count.
-            batch_size: how many prompts run at once.
-            options: as in `generate`.
-
-        Raises:
-            InputError: as `generate` does, or fewer routings than prompts.
-        """
-        generator = self._generator(self.stages.choice(), options)
-        batches = self._with_routings(prompts, routings, batch_size, generator.read)
-        return [text for rows, own in batches for text in self._written(generator, rows, own)]
-
-    def generate_stream(self, prompt: Any, *, task: str | Sequence[str] | None = None, **options: Any) -> TextStream:
-        """The answer to one prompt while it is written: iterate over the result; `task` and `routing` are known at once."""
-        choice = self.stages.choice(self.core.positions(task))
-        generator = self._generator(choice, options)
-        row = generator.read(prompt)
-        routings, _ = self.stages.route(self.core.batch([row]), choice)
-        routings = [clear(routing, choice.unknown.confidence) for routing in routings]
-        groups = self.sets.groups(routings)
-        return generator.stream(row, routings[0], groups[0][0] if groups else None)
-
-    def route(self, inputs: Any, *, task: str | Sequence[str] | None = None, batch_size: int = 32) -> list[Routing]:
-        """Only the first half: residual, weight and selected set of each input.
-
-        An unclear image is decided by the heads of several candidates in `predict`, which are not asked here.
-        """
-        choice = self.stages.choice(self.core.positions(task))
-        batches = self.core.batches(several(inputs), batch_size)
-        return [routing for batch in batches for routing in self.stages.look(batch, choice)[0]]
-
     def answer(
         self, inputs: Any, routings: Sequence[Routing], *, top: int = 3, batch_size: int = 32
     ) -> list[Prediction]:
@@ -283,16 +169,10 @@ class Model(Answering):
             first_pass: another pass with voters of its own, instead of the one that decides.
         """
         run = first_pass or self.stages.first.first_pass
-        found = [[seen.pooled() for seen in run(batch)] for batch in self.core.batches(several(inputs), batch_size)]
+        found = [
+            [seen.pooled().cpu() for seen in run(batch)] for batch in self.core.batches(several(inputs), batch_size)
+        ]
         return [torch.cat(parts) for parts in zip(*found, strict=True)]
-
-    def read(self, item: Any) -> dict[str, Tensor]:
-        """One input as the tensors that the backbone takes; every other method takes them in its place.
-
-        Raises:
-            InputError: it cannot be read as an input of this model.
-        """
-        return self.core.reader.row(item)
 
     # Steps
 
@@ -302,18 +182,6 @@ class Model(Answering):
         if len(without) == len(tasks):
             others = "`generate`, `embed`" if language_class(self.core.base.config) else "`embed`"
             raise InputError(f"{', '.join(without)}: no head, so there is no label to answer. Use {others} or `route`.")
-
-    def _with_routings(
-        self, inputs: Any, routings: Sequence[Routing], size: int, read: Callable[[Any], Row] | None = None
-    ) -> Iterator[tuple[list[Row], list[Routing]]]:
-        """Rows of tensors, in batches, each with the routings that were made for them."""
-        at = 0
-        for rows in self.core.readable(several(inputs), size, read):
-            own = list(routings[at : at + len(rows)])
-            if len(own) < len(rows):
-                raise InputError(f"more inputs than routings ({len(routings)}): each input needs its own.")
-            yield rows, own
-            at += len(rows)
 
     def _answer(
         self, rows: list[Row], *, choice: Choice, route: str, top: int, session: SessionKeys | None
@@ -369,23 +237,3 @@ class Model(Answering):
         selected, weights = [r.selected for r in own], [r.weights for r in own]
         found = self.core.answers(passed.output, passed.batch, selected, routings=own, weights=weights, top=top)
         return passed.back(found)
-
-    def _generator(self, choice: Choice, options: dict[str, Any]) -> Generator:
-        return Generator(self.core, self.sets, [self.tasks[t] for t in choice.allowed], options)
-
-    def _generations(self, generator: Generator, rows: list[Row], choice: Choice) -> list[Generation]:
-        """Texts for a batch of prompts, group by group of one selected set."""
-        routings, timings = self.stages.route(self.core.batch(rows), choice)
-        routings = [clear(routing, choice.unknown.confidence) for routing in routings]
-        began = time.perf_counter()
-        found = self._written(generator, rows, routings)
-        timings |= {"generation": milliseconds(began), "inputs": len(rows)}
-        return [replace(generation, timings=timings) for generation in found]
-
-    def _written(self, generator: Generator, rows: list[Row], routings: list[Routing]) -> list[Generation]:
-        found = [Generation(None, routing=routing, confidence=routing.confidence) for routing in routings]
-        for changes, members in self.sets.groups(routings):
-            written = generator([rows[i] for i in members], [routings[i] for i in members], changes)
-            for i, generation in zip(members, written, strict=True):
-                found[i] = generation
-        return found

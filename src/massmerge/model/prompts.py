@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PretrainedConfig, PreTrainedModel
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PretrainedConfig,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 
 from massmerge.errors import InputError, MassError
 from massmerge.model.answers import Generation
-from massmerge.model.inputs import InputReader, Row, positions
+from massmerge.model.inputs import CutRow, InputReader, Row, positions
 
 NEW_TOKENS = 64
 _OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")  # options that are no plain values
@@ -48,6 +57,9 @@ def checked_options(defaults: GenerationConfig, options: dict[str, Any], model: 
     return config
 
 
+NOT_FINITE = "the output for this prompt holds NaN or infinity, so there is no answer."
+
+
 class NotFinite(MassError):
     """The model's scores for the next token are no numbers."""
 
@@ -58,7 +70,7 @@ class _Finite(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """The scores as they are."""
         if not bool((scores < torch.inf).all()):
-            raise NotFinite("the output for this prompt holds NaN or infinity, so there is no answer.")
+            raise NotFinite(NOT_FINITE)
         return scores
 
 
@@ -84,6 +96,18 @@ class Writing:
         plain = {k: v for k, v in options.items() if k not in _OBJECTS}
         self._asked = ", ".join(f"{name}={value!r}" for name, value in plain.items())
         self.config = checked_options(defaults, plain, model)
+        self.stops = self._stop_strings()
+
+    def _stop_strings(self) -> tuple[str, ...]:
+        """The strings that texts end before: no longer an option, for which `generate` would ask for the tokenizer."""
+        found = self.config.stop_strings or ()
+        stops = (found,) if isinstance(found, str) else tuple(found)
+        self.config.stop_strings = None
+        if stops:
+            with self.in_words():
+                own = StopStringCriteria(self.reader.processor, list(stops))
+            self.objects["stopping_criteria"] = StoppingCriteriaList([own, *self.objects.get("stopping_criteria", [])])
+        return stops
 
     def read(self, prompt: Any) -> Row:
         """A prompt as tensors.
@@ -92,12 +116,14 @@ class Writing:
             InputError: it cannot be read, or leaves a decoder no room to write.
         """
         row = self.reader.row(prompt)
-        length = row["input_ids"].shape[0]
+        length, room = row["input_ids"].shape[0], self._room
+        if isinstance(row, CutRow) and not self.encodes:  # or a decoder would go on from the middle of the prompt
+            length, room = row.length, min(length, room)
         new = self.config.max_new_tokens or max(0, (self.config.max_length or 0) - length)
-        if not self.encodes and length + new > self._room:
+        if not self.encodes and length + new > room:
             raise InputError(
-                f"a prompt of {length} tokens and up to {new} new ones are more than the {self._room} that the backbone has "
-                "positions for. Shorten the prompt, or lower max_new_tokens."
+                f"a prompt of {length} tokens and up to {new} new ones are more than the {room} that the backbone and its "
+                "tokenizer take. Shorten the prompt, or lower max_new_tokens."
             )
         return row
 
@@ -118,15 +144,10 @@ class Writing:
             batch: as `batch` makes it.
             more: objects for transformers' `generate`, such as a streamer.
         """
-        try:
-            given = {**self.objects, **more}
-            checks = LogitsProcessorList([_Finite(), *given.pop("logits_processor", [])])
+        given = {**self.objects, **more}
+        checks = LogitsProcessorList([_Finite(), *given.pop("logits_processor", [])])
+        with self.in_words():
             written: Tensor = model.generate(**batch, generation_config=self.config, logits_processor=checks, **given)
-        except (ValueError, TypeError, ZeroDivisionError) as error:
-            # Much of what is wrong with options shows only at work, such as a temperature of 0.
-            if not self._asked:
-                raise
-            raise InputError(f"cannot generate with {self._asked}: {error}") from error
         # An encoder-decoder's output begins with its start token, a decoder's with the prompt.
         start = 1 if self.encodes else batch["input_ids"].shape[1]
         ends = self.config.eos_token_id
@@ -134,11 +155,21 @@ class Writing:
         rows = [row[start:] for row in written.tolist()]
         return [row[: next((i + 1 for i, token in enumerate(row) if token in ends), len(row))] for row in rows]
 
+    @contextmanager
+    def in_words(self) -> Iterator[None]:
+        """Much of what is wrong with options shows only at work, such as a temperature of 0."""
+        try:
+            yield
+        except (ValueError, TypeError, ZeroDivisionError) as error:
+            if not self._asked:
+                raise
+            raise InputError(f"cannot generate with {self._asked}: {error}") from error
+
     def decode(self, tokens: Sequence[list[int]]) -> list[str | None]:
-        """Texts of tokens; none without a tokenizer."""
+        """Texts of tokens, up to a stop string; none without a tokenizer."""
         if not self.reader.has_processor:
             return [None] * len(tokens)
-        return list(self.reader.processor.batch_decode(tokens, skip_special_tokens=True))
+        return [before_stop(self.reader.text(own), self.stops) for own in tokens]
 
     def texts(self, rows: list[Row], generate: Callable[[dict[str, Tensor]], list[list[int]]]) -> list[Generation]:
         """A text for each prompt, which names no task.
@@ -150,3 +181,13 @@ class Writing:
         tokens = generate(self.batch(rows))
         firsts = tokens[:: len(tokens) // len(rows)]
         return [Generation(None, text, own) for text, own in zip(self.decode(firsts), firsts, strict=True)]
+
+
+def before_stop(text: str, stops: Sequence[str]) -> str:
+    """A text up to the first stop string.
+
+    >>> before_stop("yes. Next: no", ["Next", "No"])
+    'yes. '
+    """
+    found = [place for stop in stops if (place := text.find(stop)) >= 0]
+    return text[: min(found)] if found else text

@@ -21,7 +21,7 @@ from massmerge.checkpoints.skeleton import build
 from massmerge.errors import InputError, listing
 from massmerge.io.tensor_file import read_header, read_tensor
 from massmerge.model.route.first_pass import pool
-from massmerge.model.trees import replace_module
+from massmerge.model.trees import replace_module, widened
 
 Features = Literal["auto", "pooled", "cls", "mean"]
 
@@ -105,7 +105,7 @@ class ShellHead:
         if "input_ids" in inputs and "attention_mask" in inputs:
             ids = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, self._padding)
             inputs = {**inputs, "input_ids": ids}
-        self._stub.hand(output)
+        self._stub.hand(widened(output))
         try:
             return self._shell(**inputs).logits.float()
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from massmerge.errors import InputError
 from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
 from massmerge.io.untrusted import GENERATION_CONFIG
 from massmerge.model.second_pass import SecondPass, SetChanges
-from massmerge.model.second_pass.modules import SubspaceLinear
+from massmerge.model.second_pass.modules import PerSegment, SubspaceLinear
 from massmerge.model.trees import replace_module, shared_copy
 
 
@@ -100,6 +101,11 @@ class LanguageShell:
         names = [n for n in (*self.own, *self.tied) if any(n in header for header in found)]
         return {n: _mean([read_tensor(h[n]).float() for h in found if n in h]) for n in names}
 
+    def kept_apart(self, bundle: Path, tasks: Sequence[str]) -> set[str]:
+        """Names of the output layers that tasks store for themselves."""
+        headers = _heads([task_folder(bundle, task) for task in tasks])
+        return {n for n in (*self.own, *self.tied) if any(n in header for header in headers)}
+
 
 class LanguageModels:
     """Makes the language model of each selected set, once.
@@ -130,10 +136,44 @@ class LanguageModels:
         assert isinstance(found, PreTrainedModel)
         return found
 
-    def _make(self, changes: SetChanges) -> PreTrainedModel:
+    @cached_property
+    def mixed(self) -> PreTrainedModel | None:
+        """The language model of all sets together: rows of a batch have each their own; it must run inside `running`.
+
+        None for encoder-decoders, and where a part of the base cannot be divided by inputs.
+        """
+        base, second = self._base, self._second_pass
+        if getattr(base.config, "is_encoder_decoder", False) or not second.divided:
+            return None
+        apart = self._shell.kept_apart(self._bundle, self._tasks)
+        shared = {
+            name: tensor.to(base.device, base.dtype) for name, tensor in self._shell.stored(self._bundle, []).items()
+        }
+        empty = {name: torch.empty(0, device="meta") for name in apart}
+        model = self._shell.around(second.model, {**shared, **empty}, self._tied_layer)
+        for owner in {name.rpartition(".")[0] for name in apart}:
+            inside = {name for name in apart if name.rpartition(".")[0] == owner}
+            layer = PerSegment(model.get_submodule(owner), partial(self._own_layer, names=inside))
+            replace_module(model, owner, layer)
+        return model
+
+    def _own_layer(self, layer: nn.Module, changes: SetChanges, names: set[str]) -> nn.Module:
+        """An output layer as one set has it."""
+        heads = self._heads_of(changes)
+        copy = shared_copy(layer)
+        for name in names:
+            if name in heads:
+                _assign(copy, name.rpartition(".")[2], heads[name])
+            else:  # another set stores its own
+                copy = self._tied_layer(copy, self._shell.tied[name])
+        return copy
+
+    def _heads_of(self, changes: SetChanges) -> dict[str, Tensor]:
         heads = self._shell.stored(self._bundle, [self._tasks[task] for task in changes.tasks])
-        heads = {name: tensor.to(self._base.device) for name, tensor in heads.items()}
-        return self._shell.around(self._second_pass.of(changes), heads, self._tied_layer)
+        return {name: tensor.to(self._base.device, self._base.dtype) for name, tensor in heads.items()}
+
+    def _make(self, changes: SetChanges) -> PreTrainedModel:
+        return self._shell.around(self._second_pass.of(changes), self._heads_of(changes), self._tied_layer)
 
     def _tied_layer(self, layer: nn.Module, tensor: str) -> nn.Module:
         """An output layer that reads the base's table, with the update of the running set."""

@@ -15,12 +15,12 @@ from massmerge.model.speed.parallel import parts_of, run_parts
 from massmerge.routing.activation import Activation, joined
 from massmerge.routing.sites import Site, routed_part
 
-Token = Literal["cls", "mean", "each"]
+Token = Literal["cls", "mean", "last", "each"]
 
 
 @dataclass(frozen=True)
 class Voter:
-    """A site and what is taken of its activation: the class token, the mean over real tokens, or each of them."""
+    """A site and what is taken of its activation: the class token, the mean over real tokens, the last, or each of them."""
 
     site: Site
     token: Token
@@ -118,23 +118,27 @@ def _in_order(parts: list[Activation], groups: list[list[int]]) -> Activation:
 def _seen(hidden: Tensor, token: Token, mask: Tensor | None, batch: int) -> Activation:
     """What a voter takes of a site's activation."""
     if token != "each":
-        return Activation(pool(hidden, token, mask, batch).cpu())
+        return Activation(pool(hidden, token, mask, batch))
     hidden = by_token(hidden, batch)
     if mask is None or mask.shape != hidden.shape[:2]:
-        tokens = torch.full((batch,), hidden.shape[1])
-        return Activation(hidden.flatten(0, 1).float().cpu(), tokens)
-    return Activation(hidden[mask.bool()].float().cpu(), mask.sum(1).cpu())
+        tokens = torch.full((batch,), hidden.shape[1], device=hidden.device)
+        return Activation(hidden.flatten(0, 1).float(), tokens)
+    return Activation(hidden[mask.bool()].float(), mask.sum(1))
 
 
-def pool(hidden: Tensor, token: Literal["cls", "mean"], mask: Tensor | None, batch: int) -> Tensor:
+def pool(hidden: Tensor, token: Literal["cls", "mean", "last"], mask: Tensor | None, batch: int) -> Tensor:
     """One vector (batch, width) for each input of an activation (batch, tokens, width)."""
     hidden = by_token(hidden, batch)
     if token == "cls":
         return hidden[:, 0].float()
     if mask is None or mask.shape != hidden.shape[:2]:
-        return hidden.float().mean(1)
-    real = mask.to(hidden.dtype)
-    return torch.einsum("btd,bt->bd", hidden, real).float() / real.sum(1, keepdim=True).clamp_min(1)
+        return hidden[:, -1].float() if token == "last" else hidden.float().mean(1)
+    if token == "last":
+        # Padding may stand on either side, so it is the place of the last 1.
+        last = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).argmax(1)
+        return hidden[torch.arange(batch, device=hidden.device), last].float()
+    real = mask.float()
+    return torch.einsum("btd,bt->bd", hidden.float(), real) / real.sum(1, keepdim=True).clamp_min(1)
 
 
 def by_token(hidden: Tensor, batch: int) -> Tensor:

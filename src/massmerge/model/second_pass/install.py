@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from massmerge.checkpoints.backbone import language_class
 from massmerge.checkpoints.skeleton import Slot, from_matrix
 from massmerge.model.second_pass.modules import (
     PerSegment,
@@ -38,6 +39,8 @@ class Observed(NamedTuple):
     called: set[str]
     batched: set[str]
     """Those whose tensors all have the batch in first place."""
+    spread: set[str]
+    """Tables of positions that are read once for all inputs, and as well for each."""
 
 
 class SecondPass:
@@ -70,10 +73,12 @@ class SecondPass:
         self._lock = threading.Lock()
         # Tied tensors are changed under each of their names.
         self._touched = {n: s for s in slots.values() if s.name in changed for n in (s.name, *s.aliases)}
-        self._called, self._batched = observed
+        self._called, self._batched = observed.called, observed.batched | observed.spread
         self.model = shared_copy(base)
         owners = {name.rpartition(".")[0] for name in self._touched}
         whole = _outermost({self._unit(path) for path in owners if not self._is_layer(path, self._batched)})
+        self.divided = not any(next(self._module(path).children(), None) for path in whole)
+        """Whether all that runs segment by segment is a single module, which sees no key-value cache."""
         for path in sorted(owners):
             if not any(path == w or path.startswith(f"{w}.") or not w for w in whole):
                 replace_module(self.model, path, self._layer(self.model.get_submodule(path), path))
@@ -170,15 +175,19 @@ def observe(base: PreTrainedModel, probe: dict[str, Any]) -> Observed:
     """Watch a forward pass; `probe` are its keyword arguments, for a few inputs."""
     called: set[str] = set()
     unbatched: set[str] = set()
+    spread: set[str] = set()
+    decodes = language_class(base.config) is not None and not getattr(base.config, "is_encoder_decoder", False)
     batch = next(iter(probe.values())).shape[0]
     handles = []
     for path, module in base.named_modules():
 
-        def note(_: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
+        def note(module: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
             called.add(path)
             tensors = {k: v for k, v in kwargs.items() if isinstance(v, Tensor)}
             if not is_batched(args, batch) or not is_batched(tensors, batch) or not is_batched(output, batch):
                 unbatched.add(path)
+                if decodes and isinstance(module, nn.Embedding) and args[0].ndim == 2 and args[0].shape[0] == 1:
+                    spread.add(path)
 
         handles.append(module.register_forward_hook(note, with_kwargs=True))
     try:
@@ -187,7 +196,7 @@ def observe(base: PreTrainedModel, probe: dict[str, Any]) -> Observed:
     finally:
         for handle in handles:
             handle.remove()
-    return Observed(called, (called - unbatched) | {""})
+    return Observed(called, (called - unbatched) | {""}, spread)
 
 
 def _outermost(paths: set[str]) -> list[str]:

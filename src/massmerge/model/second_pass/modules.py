@@ -126,9 +126,11 @@ class SubspaceEmbedding(nn.Module):
         return self.layer.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Rows of the table, each segment's with its own update."""
-        out: Tensor = self.layer(ids)
+        """Rows of the table, each segment's with its own update; positions that are the same for all inputs for each."""
         segments = active()
+        if len(segments.parts) > 1 and ids.shape[0] == 1:
+            ids = ids.expand(segments.batch, *ids.shape[1:])
+        out: Tensor = self.layer(ids)
         for part in segments.parts:
             update = part.changes.change(self._weight).update
             if update is None:
