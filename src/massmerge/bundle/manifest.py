@@ -12,6 +12,8 @@ from massmerge.bundle.layout import (
     CARD,
     FIRST_FORMAT,
     FORMAT_VERSION,
+    LAYERED_FORMAT,
+    LINEAR,
     LOADED,
     MANIFEST,
     MOVED,
@@ -43,7 +45,14 @@ def write_manifest(folder: Path, data: dict[str, Any], known: Mapping[str, FileE
     names = {p.relative_to(folder).as_posix(): p for p in paths}
     given = known or {}
     files = {name: given[name] if name in given else file_entry(path, name) for name, path in names.items()}
-    sign_manifest(folder, {"format_version": FIRST_FORMAT, **data, "files": files})
+    least = LAYERED_FORMAT if any(map(_layered, paths)) else FIRST_FORMAT
+    data = {**data, "format_version": max(least, data.get("format_version", least))}
+    sign_manifest(folder, {**data, "files": files})
+
+
+def _layered(path: Path) -> bool:
+    """Whether a file describes a head of several layers."""
+    return path.name == LINEAR and "layers" in json.loads(path.read_text(encoding="utf-8"))
 
 
 def file_entry(path: Path, name: str) -> FileEntry:

@@ -15,7 +15,7 @@ from massmerge.checkpoints.backbone import language_class
 from massmerge.errors import InputError
 from massmerge.model.answers import Prediction, Routing, answered, or_raised, or_unclear
 from massmerge.model.generative import Generative
-from massmerge.model.heads.classify import features
+from massmerge.model.heads.linear import features
 from massmerge.model.inputs import Row, several
 from massmerge.model.route.decide import Choice
 from massmerge.model.route.first_pass import FirstPass
