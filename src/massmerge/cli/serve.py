@@ -120,6 +120,13 @@ def _upstream(options: dict[str, Any], key_file: Path | None) -> dict[str, Any]:
 @click.option("--max-items", type=click.IntRange(1), default=128, show_default=True, help="Inputs of one request.")
 @click.option("--max-text", type=click.IntRange(1), default=100_000, show_default=True, help="Characters of one text.")
 @click.option(
+    "--max-new-tokens",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Tokens that are written for one request, and how many where it does not say.",
+)
+@click.option(
     "--max-pixels", type=click.IntRange(1), default=25_000_000, show_default=True, help="Pixels of one image."
 )
 @click.option(
