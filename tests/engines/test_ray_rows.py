@@ -26,7 +26,7 @@ def test_answers_of_a_cluster_are_those_of_one_process(tmp_path, root, cluster):
 
 
 def test_an_evaluation_on_a_cluster_has_the_same_figures_and_rows(tmp_path, root, cluster):
-    bundle, suite = text_bundle(root), text_suite(tmp_path, root)
+    bundle, suite = text_bundle(root), text_suite(tmp_path, root)[0]
     here = massmerge.evaluate(bundle, suite, batch_size=4)
     there = massmerge.evaluate(bundle, suite, batch_size=4, engine="ray")
     assert figures(there) == figures(here) and there.results == here.results

@@ -112,7 +112,7 @@ def test_what_an_engine_cannot_do_is_refused(tmp_path, root):
     assert done.exit_code == 2 and "--engine needs --out FILE" in done.stderr
     done = predict(bundle, rows, tmp_path / "x.csv", "--engine", "local", "--session", "text")
     assert done.exit_code == 2 and "leave out --engine" in done.stderr
-    suite = text_suite(tmp_path, root)
+    suite = text_suite(tmp_path, root)[0]
     with pytest.raises(InputError, match="an engine needs a bundle's folder"):
         massmerge.evaluate(massmerge.load(bundle), suite, engine="local")
 
@@ -122,7 +122,7 @@ def figures(found):
 
 
 def test_an_evaluation_by_an_engine_has_the_same_figures_and_rows(tmp_path, root, small_ranges):
-    bundle, suite = text_bundle(root), text_suite(tmp_path, root)
+    bundle, suite = text_bundle(root), text_suite(tmp_path, root)[0]
     here = massmerge.evaluate(bundle, suite, batch_size=4)
     there = massmerge.evaluate(bundle, suite, batch_size=4, engine="local", workers=2)
     assert figures(there) == figures(here)
