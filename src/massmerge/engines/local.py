@@ -14,6 +14,8 @@ from massmerge.engines.job import Done, Job, Worker
 from massmerge.engines.unit import Schedule, Unit
 from massmerge.errors import InputError
 
+_opening = Lock()  # one at a time: transformers sets switches of the whole process while it builds a model
+
 
 class LocalEngine:
     """Threads of this process, one core each.
@@ -67,7 +69,8 @@ class _Opened:
     def carry_out(self, unit: Unit, before: Any) -> Any:
         worker = self._all or getattr(self._own, "worker", None)
         if worker is None:
-            worker = self._own.worker = self._job.open()
+            with _opening:
+                worker = self._own.worker = self._job.open()
         result = worker.carry_out(unit, before)
         with self._lock:  # before this worker goes on
             self._done(unit, result)
