@@ -10,6 +10,7 @@ SETTINGS = {
     # On a busy machine processes take their time.
     "RAY_raylet_start_wait_time_s": "240",
     "RAY_worker_register_timeout_seconds": "240",
+    "RAY_worker_niceness": "0",
     "PYTHONPATH": os.pathsep.join(
         [str(TESTS), str(TESTS.parent / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     ),

@@ -18,6 +18,7 @@ from massmerge.errors import InputError, MassError
 RETRIES = 3
 """How often a unit is tried again after a worker died, ran out of memory, or could not read or write."""
 OVERHEAD = 0.02
+_LEAST_MEMORY = 1 << 26  # bytes
 _AHEAD = 2  # units per core that are handed to Ray at a time, so that no core waits for the driver
 
 
@@ -67,6 +68,7 @@ class RayEngine:
         self._workers, self._own = workers, not ray.is_initialized()
         if self._own:
             self._connect(address or "auto")
+        self._task = ray.remote(_task)  # once: each call would send the function to the cluster again
 
     @property
     def overhead(self) -> float:
@@ -118,13 +120,16 @@ class RayEngine:
         while len(running) < most and (unit := schedule.next()) is not None:
             claim = f"{uuid.uuid4().hex}.claim" if claims else ""
             options = {"num_cpus": 1, "memory": self._memory(unit), "max_retries": 0, "name": unit.key}
-            task = self._ray.remote(_task).options(**options, **self._placed(unit, faults))
+            task = self._task.options(**options, **self._placed(unit, faults))
             running[task.remote(parcel, unit, schedule.before(unit), claim)] = _Attempt(unit, claim)
 
     def _memory(self, unit: Unit) -> int:
-        """What a unit asks for; no more than the largest machine has, for an estimate must not keep it waiting forever."""
+        """What a unit asks for; no more than the largest machine has, for an estimate must not keep it waiting forever.
+
+        Rounded up, for Ray keeps a queue for every amount that it is asked for.
+        """
         largest = max((node["Resources"].get("memory", 0) for node in self._alive()), default=0)
-        return int(min(unit.memory, largest))
+        return int(min(1 << max(_LEAST_MEMORY, unit.memory).bit_length(), largest))
 
     def _alive(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
