@@ -68,7 +68,7 @@ class RayEngine:
         self._workers, self._own = workers, not ray.is_initialized()
         if self._own:
             self._connect(address or "auto")
-        self._task = ray.remote(_task)  # once: each call would send the function to the cluster again
+        self._task: Any = ray.remote(_task)  # once: each call would send the function to the cluster again
 
     @property
     def overhead(self) -> float:
