@@ -5,7 +5,7 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from massmerge.engines.job import Job
+from massmerge.engines.job import EngineJob
 from massmerge.engines.unit import Unit
 from massmerge.errors import InputError, MassError
 from massmerge.merging.job import MergeJob
@@ -13,7 +13,7 @@ from massmerge.merging.worker import MergeWorker
 
 
 @dataclass(frozen=True)
-class Writing(Job):
+class Writing(EngineJob):
     """Units write their key to a file, or fail as their data says: each attempt leaves a mark."""
 
     folder: Path

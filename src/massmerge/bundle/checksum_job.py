@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from massmerge.engines.job import Engine, Job
+from massmerge.engines.job import Engine, EngineJob
 from massmerge.engines.unit import Unit
 from massmerge.io.checksums import file_sha256
 
 _SPEED = 400e6  # bytes per second and core
 
 
-class Checksums(Job):
+class Checksums(EngineJob):
     """A unit is a file; its result is the checksum. It is its own worker: there is nothing to open."""
 
     @property

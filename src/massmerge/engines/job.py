@@ -43,7 +43,7 @@ class Versions:
         return [f"{name} {its} instead of {own}" for name, own, its in pairs if own != its]
 
 
-class Worker(Protocol):
+class UnitWorker(Protocol):
     """A job as one process has opened it."""
 
     def carry_out(self, unit: Unit, before: Mapping[str, Any]) -> Any:
@@ -67,7 +67,7 @@ class Worker(Protocol):
         ...
 
 
-class Job(ABC):
+class EngineJob(ABC):
     """What is to be done, as each worker is told it: picklable and small."""
 
     @property
@@ -86,7 +86,7 @@ class Job(ABC):
         return True
 
     @abstractmethod
-    def open(self) -> Worker:
+    def open(self) -> UnitWorker:
         """Open it in this process."""
 
     @property
@@ -111,7 +111,7 @@ class Engine(Protocol):
         """Seconds that it spends on a unit besides the work; jobs make their units long enough that it does not show."""
         ...
 
-    def run(self, job: Job, units: Sequence[Unit], done: Done) -> None:
+    def run(self, job: EngineJob, units: Sequence[Unit], done: Done) -> None:
         """Do all units; return when all are done.
 
         Raises:

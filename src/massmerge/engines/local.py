@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from massmerge.engines.job import Done, Job, Worker
+from massmerge.engines.job import Done, EngineJob, UnitWorker
 from massmerge.engines.unit import Schedule, Unit
 from massmerge.errors import InputError
 
@@ -34,7 +34,7 @@ class LocalEngine:
         """None to speak of."""
         return 0.0
 
-    def run(self, job: Job, units: Sequence[Unit], done: Done) -> None:
+    def run(self, job: EngineJob, units: Sequence[Unit], done: Done) -> None:
         """Do all units; the first fault stops everything."""
         schedule, opened = Schedule(units), _Opened(job, done)
         running: dict[Future[Any], Unit] = {}
@@ -62,9 +62,9 @@ def _one_thread() -> None:
 class _Opened:
     """A job that is opened once, or once per thread."""
 
-    def __init__(self, job: Job, done: Done) -> None:
+    def __init__(self, job: EngineJob, done: Done) -> None:
         self._job, self._done, self._own, self._lock = job, done, local(), Lock()
-        self._all: Worker | None = job.open() if job.shared else None
+        self._all: UnitWorker | None = job.open() if job.shared else None
 
     def carry_out(self, unit: Unit, before: Any) -> Any:
         worker = self._all or getattr(self._own, "worker", None)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from massmerge.engines.job import Done, Job
+from massmerge.engines.job import Done, EngineJob
 from massmerge.engines.unit import Schedule, Unit
-from massmerge.engines.worker import Outcome, Parcel, carry_out
+from massmerge.engines.worker import Parcel, UnitOutcome, carry_out
 from massmerge.errors import InputError, MassError
 
 RETRIES = 3
@@ -90,7 +90,7 @@ class RayEngine:
         if self._own:
             self._ray.shutdown()
 
-    def run(self, job: Job, units: Sequence[Unit], done: Done) -> None:
+    def run(self, job: EngineJob, units: Sequence[Unit], done: Done) -> None:
         """Do all units on the cluster; see `Engine.run`."""
         parcel = self._ray.put(Parcel.of(job))
         schedule, faults, store = Schedule(units), _Faults(), job.store
@@ -151,17 +151,17 @@ class RayEngine:
         chosen = others[hash((unit.key, faults.count[unit.key])) % len(others)]
         return {"scheduling_strategy": NodeAffinitySchedulingStrategy(chosen, soft=not faults.refused)}
 
-    def _outcome(self, reference: Any, attempt: _Attempt, store: Path | None) -> Outcome:
+    def _outcome(self, reference: Any, attempt: _Attempt, store: Path | None) -> UnitOutcome:
         try:
-            found: Outcome = self._ray.get(reference)
+            found: UnitOutcome = self._ray.get(reference)
             return found
         except self._ray.exceptions.RayError as error:  # the process or the machine is gone
             note = None if store is None else store / attempt.claim
             worker = note.read_text(encoding="utf-8") if note is not None and note.is_file() else "an unknown worker"
             said = str(error).strip().partition("\n")[0]
-            return Outcome(worker, fault="passing", message=f"the worker died ({type(error).__name__}: {said})")
+            return UnitOutcome(worker, fault="passing", message=f"the worker died ({type(error).__name__}: {said})")
 
-    def _weigh(self, unit: Unit, outcome: Outcome, faults: _Faults) -> None:
+    def _weigh(self, unit: Unit, outcome: UnitOutcome, faults: _Faults) -> None:
         """Raise what cannot be mended by trying again; note the rest."""
         if outcome.fault == "input":
             raise InputError(outcome.message)
@@ -179,7 +179,7 @@ class RayEngine:
             )
 
 
-def _task(parcel: Parcel, unit: Unit, before: dict[str, Any], claim: str) -> Outcome:
+def _task(parcel: Parcel, unit: Unit, before: dict[str, Any], claim: str) -> UnitOutcome:
     """A unit in one of Ray's processes."""
     import ray
 

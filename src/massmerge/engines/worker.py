@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
-from massmerge.engines.job import Job, Versions, Worker
+from massmerge.engines.job import EngineJob, UnitWorker, Versions
 from massmerge.engines.unit import Unit
 from massmerge.errors import InputError, MassError
 
@@ -32,14 +32,14 @@ class Parcel:
     digest: str
 
     @classmethod
-    def of(cls, job: Job) -> Parcel:
+    def of(cls, job: EngineJob) -> Parcel:
         """A job as it is sent."""
         packed = pickle.dumps(job)
         return cls(job.name, Versions.here(), job.store, packed, sha256(packed).hexdigest())
 
 
 @dataclass(frozen=True)
-class Outcome:
+class UnitOutcome:
     """What came of a unit: its result, or the kind of fault and what is to be said of it."""
 
     worker: str
@@ -50,36 +50,36 @@ class Outcome:
     message: str = ""
 
 
-_opened: dict[str, Worker] = {}  # the job that this process has open, by its digest
+_opened: dict[str, UnitWorker] = {}  # the job that this process has open, by its digest
 
 
-def carry_out(parcel: Parcel, unit: Unit, before: Mapping[str, Any], claim: str, place: str) -> Outcome:
+def carry_out(parcel: Parcel, unit: Unit, before: Mapping[str, Any], claim: str, place: str) -> UnitOutcome:
     """Do a unit in this process. Faults come back as words: their classes may not be known where they are read."""
     worker = here(place)
     different = parcel.versions.differences(Versions.here())
     if different:
-        return Outcome(worker, place, fault="version", message=", ".join(different))
+        return UnitOutcome(worker, place, fault="version", message=", ".join(different))
     note = None if parcel.store is None else parcel.store / claim
     try:
         if note is not None:
             note.write_text(worker, encoding="utf-8")
-        return Outcome(worker, place, _carry_out(parcel, unit, before))
+        return UnitOutcome(worker, place, _carry_out(parcel, unit, before))
     except InputError as error:
-        return Outcome(worker, place, fault="input", message=str(error))
+        return UnitOutcome(worker, place, fault="input", message=str(error))
     except MassError as error:
-        return Outcome(worker, place, fault="work", message=str(error))
+        return UnitOutcome(worker, place, fault="work", message=str(error))
     except (OSError, MemoryError) as error:
         lasting = isinstance(error, OSError) and error.errno in _LASTING
-        return Outcome(worker, place, fault="work" if lasting else "passing", message=_words(error))
+        return UnitOutcome(worker, place, fault="work" if lasting else "passing", message=_words(error))
     except Exception:
-        return Outcome(worker, place, fault="work", message=f"{unit.key}: {traceback.format_exc()}")
+        return UnitOutcome(worker, place, fault="work", message=f"{unit.key}: {traceback.format_exc()}")
     finally:
         if note is not None:
             note.unlink(missing_ok=True)
 
 
 def _carry_out(parcel: Parcel, unit: Unit, before: Mapping[str, Any]) -> Any:
-    job: Job = pickle.loads(parcel.packed)
+    job: EngineJob = pickle.loads(parcel.packed)
     with job.around():
         if parcel.digest not in _opened:
             _opened.clear()  # a process has one job at a time, and a job may hold a model

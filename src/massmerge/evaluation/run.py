@@ -31,7 +31,7 @@ def silent(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Answering:
     """What is measured."""
 
     answering: Model | StaticModel | EngineModel
@@ -55,7 +55,7 @@ class Measured:
 
 
 def run_stream(
-    model: Measured,
+    model: Answering,
     ready: PreparedEvaluation,
     *,
     seed: int,
@@ -89,7 +89,7 @@ def run_stream(
 
 
 def _answers(
-    model: Measured,
+    model: Answering,
     ready: PreparedEvaluation,
     items: Iterable[Any],
     *,
@@ -137,7 +137,7 @@ def _row(ready: PreparedEvaluation, task: str, place: int, answer: Prediction) -
 
 
 def run_known(
-    model: Measured,
+    model: Answering,
     ready: PreparedEvaluation,
     rows: list[RowResult],
     *,

@@ -11,7 +11,7 @@ from massmerge.bundle.merge_folder import MergeFolder
 from massmerge.bundle.parts import Parts
 from massmerge.bundle.reader import Bundle
 from massmerge.bundle.watched_files import SeenFile, SourceFiles
-from massmerge.engines.job import Job, one_thread_each
+from massmerge.engines.job import EngineJob, one_thread_each
 from massmerge.errors import InputError
 from massmerge.io.allocator import mapped_buffers
 from massmerge.merging.from_bundle import Bundled
@@ -22,7 +22,7 @@ from massmerge.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class MergeJob(Job):
+class MergeJob(EngineJob):
     """The description of a merge. Its own process keeps what it has opened; others open it from the description."""
 
     recipe: Recipe

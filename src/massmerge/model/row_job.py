@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 import massmerge
 from massmerge.bundle.manifest import read_manifest
-from massmerge.engines.job import Engine, Job
+from massmerge.engines.job import Engine, EngineJob
 from massmerge.engines.unit import Unit
 from massmerge.errors import InputError, MassError
 from massmerge.io.durable import sync_folder
@@ -44,7 +44,7 @@ class AnswerRows:
 
 
 @dataclass(frozen=True)
-class RowJob(Job):
+class RowJob(EngineJob):
     """The description of what answers."""
 
     bundle: Path
