@@ -12,7 +12,15 @@ import click
 from massmerge.bundle.manifest import read_manifest
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.backbone import auto_class
-from massmerge.cli.common import BarProgress, engine_option, print_json, print_problems, seconds, size
+from massmerge.cli.common import (
+    BarProgress,
+    engine_option,
+    placement_options,
+    print_json,
+    print_problems,
+    seconds,
+    size,
+)
 from massmerge.cli.plan import describe
 from massmerge.errors import InputError, MassError
 from massmerge.merging.open_recipe import OpenedRecipe
@@ -34,7 +42,7 @@ def change_options(function: _F) -> _F:
     )
     for option in reversed(options):
         function = option(function)
-    return function
+    return placement_options(function)
 
 
 def refuse_inside(target: str) -> None:

@@ -48,6 +48,8 @@ Stream = Callable[..., Iterator[Prediction]]
 @click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="Answers per input.")
 @click.option("--route", type=click.Choice(["input", "batch"]), default="input", show_default=True,
               help="Decide per input, or once per batch of inputs of one task.")  # fmt: skip
+@click.option("--passes", type=click.IntRange(1, 2), default=2, show_default=True,
+              help="1: heads on the base's own features, at about one forward pass.")  # fmt: skip
 @click.option("--session", help="Column of the table whose rows with one value share evidence of their task.")
 @batch_size_option
 @cache_option
@@ -58,8 +60,8 @@ Stream = Callable[..., Iterator[Prediction]]
 @verb
 def predict(
     bundle: str, inputs: tuple[str, ...], tasks: tuple[str, ...], column: str | None, out: str | None, wanted: str | None,
-    top: int, route: str, session: str | None, batch_size: int, cache: str, engine: str | None, workers: int | None,
-    device: str, dtype: str, strict: bool, as_json: bool, quiet: bool,
+    top: int, route: str, passes: int, session: str | None, batch_size: int, cache: str, engine: str | None,
+    workers: int | None, device: str, dtype: str, strict: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Answer INPUTS with BUNDLE: text, image files, folders, .txt, .csv, .jsonl, .parquet, or - for lines on standard input.
 
@@ -69,6 +71,7 @@ def predict(
     if session and not any(Path(one).suffix.lower() in TABLE_SUFFIXES for one in inputs):
         raise InputError(f"--session {session}: names a column, and there is no table among the inputs.")
     options: dict[str, Any] = {"task": list(tasks) or None, "route": route, "top": top, "batch_size": batch_size}
+    options["passes"] = passes
     read = partial(read_inputs, inputs, column=column, session=session, stdin=sys.stdin)
     bar = tqdm(unit="input", disable=quiet or form == "table" or None, leave=False, delay=1.0)
     with ExitStack() as stack:

@@ -23,7 +23,7 @@ from massmerge.merging.run import check_target
 @verb
 def remove(
     bundle: str, tasks: tuple[str, ...], out: str | None, workers: int | None, engine: str | None, overwrite: bool,
-    strict: bool, dry_run: bool, as_json: bool, quiet: bool,
+    strict: bool, dry_run: bool, device: str, dtype: str, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Remove TASKS from BUNDLE; the other tasks stay unchanged, and no expert is needed.
 
@@ -40,7 +40,9 @@ def remove(
         )
         kind = kind_again(bundle)
         summary = run_shown(work, quiet=quiet or as_json)
-        calibrated = calibrate_by_recipe(out or bundle, Path(), quiet=quiet or as_json, kind=kind)
+        calibrated = calibrate_by_recipe(
+            out or bundle, Path(), quiet=quiet or as_json, kind=kind, device=device, dtype=dtype
+        )
         if calibrated is not None:
             summary["calibration"] = calibrated.plain()
         show_written(out or bundle, summary, as_json=as_json, quiet=quiet)

@@ -20,7 +20,7 @@ from massmerge.evaluation.prepared import PreparedEvaluation, prepare_evaluation
 from massmerge.evaluation.reliability import Reliability, reliability
 from massmerge.evaluation.report import require_matplotlib
 from massmerge.evaluation.results import BundleSizes, Evaluation, RowResult, TaskResult, count_routes, count_sets
-from massmerge.evaluation.run import Answering, Progress, run_experts, run_known, run_stream, silent
+from massmerge.evaluation.run import Answering, Progress, run_experts, run_known, run_once, run_stream, silent
 from massmerge.evaluation.scoring import mean_figures, score_task
 from massmerge.evaluation.suite import DEFAULT_SPLIT, Suite
 from massmerge.evaluation.summary import write_evaluation
@@ -47,6 +47,8 @@ def evaluate(
     cache: str | int = 0,
     engine: str | Engine | None = None,
     workers: int | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
     oracle: bool = True,
     experts: bool = False,
     folder: str | Path | None = None,
@@ -76,6 +78,8 @@ def evaluate(
         engine: answer rows with the workers of an engine, as in `merge`; by default in this process. If interrupted, run it
             again to resume.
         workers: with an engine, models that answer at the same time.
+        device: where bundle and experts run, as in `load`.
+        dtype: the type that they run in, as in `load`.
         oracle: also answer the same rows with the task given.
         experts: also measure each task's own expert on the same rows.
         folder: what the recipe's relative paths start from, with `experts`; the current folder by default.
@@ -99,12 +103,13 @@ def evaluate(
         refuse_card(bundle)
     if ready.static is not None:
         _refuse_routing(ready.static, {"router": router, "unknown": unknown}, route, oracle=oracle)
-    opened = _open_experts(ready, folder) if experts else None
-    model = _model(bundle, ready, {"router": router, "cache": cache})
+    opened = _open_experts(ready, folder, device, dtype) if experts else None
+    loading = {"router": router, "cache": cache, "device": device, "dtype": dtype}
+    model = _model(bundle, ready, loading)
     for data in progress(ready.data.values(), "reading", len(ready.data)):
         data.read_inputs()
     limits = unknown.model_dump() if isinstance(unknown, Unknown) else unknown
-    with _measured(model, bundle, engine, workers, report, {"router": router, "cache": cache}) as measured:
+    with _measured(model, bundle, engine, workers, report, loading) as measured:
         rows, timings = run_stream(
             measured, ready, seed=seed, route=route, batch_size=batch_size, unknown=limits, progress=progress
         )
@@ -113,11 +118,12 @@ def evaluate(
     if opened is not None:
         keep = None if report is None else Path(report) / "experts"
         run_experts(opened, ready, rows, batch_size=batch_size, keep=keep, progress=progress)
+    once = opened is not None and _runs_once(model, ready, rows, batch_size, progress)
     options = {
         "split": split or DEFAULT_SPLIT, "limit": limit, "seed": seed, "route": route, "batch_size": batch_size,
         "router": router or (ready.bundle.router_kind if ready.bundle else None),
         **({"method": model.method} if isinstance(model, StaticModel) else {"voters": list(model.voters)}),
-        "unknown": limits, "oracle": oracle, "experts": experts, "shared_labels": ready.shared,
+        "unknown": limits, "oracle": oracle, "experts": experts, "one_pass": once, "shared_labels": ready.shared,
     }  # fmt: skip
     name = str(bundle) if isinstance(bundle, str | Path) else "a loaded model"
     found = collect(ready, rows, timings, name=name, options=options)
@@ -131,7 +137,7 @@ def evaluate(
 def _model(bundle: str | Path | Model, ready: PreparedEvaluation, loading: dict[str, Any]) -> Model | StaticModel:
     with fast_at_once():
         if ready.static is not None:
-            return StaticModel(ready.static.path)
+            return StaticModel(ready.static.path, device=loading["device"], dtype=loading["dtype"])
         return load(bundle, check=True, **loading) if isinstance(bundle, str | Path) else bundle
 
 
@@ -166,9 +172,19 @@ def _measured(
     folder = path.with_name(f".{path.name}.eval") if report is None else Path(report) / "parts"
     with (
         opened_engine(engine, workers) as chosen,
-        EngineModel.opened(path, chosen, folder, loading={} if static else loading, static=static) as answering,
+        EngineModel.opened(path, chosen, folder, loading=loading, static=static) as answering,
     ):
         yield Answering(answering, static, needs_task)
+
+
+def _runs_once(
+    model: Model | StaticModel, ready: PreparedEvaluation, rows: list[RowResult], size: int, progress: Progress
+) -> bool:
+    """Answer the rows by one pass, if the bundle can; returns whether it did."""
+    if isinstance(model, StaticModel) or ready.writes or not model.answers_at_once:
+        return False
+    run_once(model, ready, rows, batch_size=size, progress=progress)
+    return True
 
 
 def _refuse_routing(static: StaticFolder, options: dict[str, object], route: str, *, oracle: bool) -> None:
@@ -183,7 +199,7 @@ def _refuse_routing(static: StaticFolder, options: dict[str, object], route: str
         raise InputError(f"{static.path}: {static.method} needs the task. Measure it with the task given (--oracle).")
 
 
-def _open_experts(ready: PreparedEvaluation, folder: str | Path | None) -> Experts:
+def _open_experts(ready: PreparedEvaluation, folder: str | Path | None, device: str, dtype: str) -> Experts:
     if ready.static is not None:
         raise InputError(
             f"{ready.static.path}: experts are only measured with a bundle. `mass study methods` shows both in "
@@ -192,7 +208,7 @@ def _open_experts(ready: PreparedEvaluation, folder: str | Path | None) -> Exper
         )
     if ready.bundle is None:
         raise InputError("the experts of a loaded model are not known. Give the bundle's folder instead.")
-    return open_experts(ready.bundle, Path(folder or "."))
+    return open_experts(ready.bundle, Path(folder or "."), device, dtype)
 
 
 def collect(
@@ -211,8 +227,8 @@ def collect(
         scored.append(
             score_task(
                 data, ready.suite.tasks[task], own, groups=groups, known=options["oracle"],
-                expert=options["experts"], reference=ready.suite.tasks[task].reference_of(split),
-                seed=(options["seed"], number),
+                expert=options["experts"], once=options.get("one_pass", False),
+                reference=ready.suite.tasks[task].reference_of(split), seed=(options["seed"], number),
             )
         )  # fmt: skip
     results = tuple(one.result for one in scored)

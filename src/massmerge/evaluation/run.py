@@ -165,6 +165,19 @@ def run_known(
         row.known = given_of(answer)
 
 
+def run_once(
+    model: Model, ready: PreparedEvaluation, rows: list[RowResult], *, batch_size: int, progress: Progress = silent
+) -> None:
+    """Answer the rows by one pass: heads on the base's own features, chosen by the router and by the task."""
+    readable = [row for row in rows if row.error is None]
+    chunks = [readable[at : at + batch_size] for at in range(0, len(readable), batch_size)]
+    for chunk in progress(chunks, "with one pass", len(chunks)):
+        inputs = [ready.data[row.task].inputs[row.place] for row in chunk]
+        found = model.outcomes(inputs, [row.task for row in chunk], batch_size=batch_size, passes=1)
+        for row, (free, given) in zip(chunk, found, strict=True):
+            row.once, row.once_known = given_of(free), given_of(given)
+
+
 def run_experts(
     opened: Experts,
     ready: PreparedEvaluation,

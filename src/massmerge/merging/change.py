@@ -20,7 +20,7 @@ from massmerge.io.yaml_file import Section
 from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.heads.text import template_sets
 from massmerge.merging.open_recipe import OpenedRecipe, open_recipe
-from massmerge.merging.run import Progress, carry_out, workers_or_all
+from massmerge.merging.run import Progress, carry_out, placement_for, workers_or_all
 from massmerge.recipe import Recipe, TaskRecipe, names_differ
 
 
@@ -87,6 +87,7 @@ def add(
     engine: str | Engine | None = None,
     overwrite: bool = False,
     strict: bool = False,
+    device: str = "auto",
     progress: Progress | None = None,
     planned: Callable[[OpenedRecipe], None] = lambda prepared: None,
 ) -> Path:
@@ -104,6 +105,7 @@ def add(
         engine: as in `merge`.
         overwrite: replace a bundle that is at `out`.
         strict: as in `merge`.
+        device: as in `merge`.
         progress: as in `merge`.
         planned: as in `merge`.
 
@@ -114,8 +116,10 @@ def add(
         InputError: bundle or tasks are wrong; nothing was written.
         MassError: the work failed.
     """
+    place = placement_for(engine, device)
     with opened_engine(engine, workers) as chosen:
         prepared = prepare_addition(bundle, tasks, folder=folder, workers=workers_or_all(workers))
+        prepared.place = place
         return carry_out(
             prepared, out, engine=chosen, overwrite=overwrite, strict=strict, progress=progress, planned=planned
         )

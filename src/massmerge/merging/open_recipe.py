@@ -22,6 +22,7 @@ from massmerge.checkpoints.experts import task_model
 from massmerge.checkpoints.open_clip import OpenClipStore
 from massmerge.checkpoints.towers import has_towers, vision_tower
 from massmerge.errors import InputError, Problem, problems_error
+from massmerge.io.placement import Placement
 from massmerge.io.untrusted import CONFIGS, refuse_code
 from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.heads import HeadSource, find_base_head
@@ -49,6 +50,8 @@ class OpenedRecipe:
     """All files that were opened."""
     bundled: Bundled | None = None
     """The bundle that base and some of the tasks are taken from."""
+    place: Placement = field(default_factory=Placement)
+    """Where what is made of the sources is computed."""
     plan: Plan = field(init=False)
 
     @property

@@ -18,8 +18,10 @@ from massmerge.bundle.merge_folder import MergeFolder, recover, refuse_target
 from massmerge.bundle.parts import tensor_key
 from massmerge.engines.choose import opened_engine
 from massmerge.engines.job import Engine
+from massmerge.engines.local import LocalEngine
 from massmerge.engines.unit import Unit
 from massmerge.errors import InputError, MassError, Problem, problems_error
+from massmerge.io.placement import Placement
 from massmerge.io.tensor_file import read_tensor
 from massmerge.merging.findings import findings
 from massmerge.merging.heads.sources import named_files
@@ -73,6 +75,7 @@ def merge(
     engine: str | Engine | None = None,
     overwrite: bool = False,
     strict: bool = False,
+    device: str = "auto",
     progress: Progress | None = None,
     planned: Callable[[OpenedRecipe], None] = lambda prepared: None,
 ) -> Path:
@@ -88,6 +91,8 @@ def merge(
         engine: where the work runs: `local` (threads of this process, the default), `ray`, `ray://host:port`, or an engine.
         overwrite: replace an existing bundle. Anything else is never replaced.
         strict: treat warnings as errors.
+        device: where to compute, such as `cpu` or `cuda:1`; a CUDA GPU if there is one by default. Another device rounds
+            differently, in the last bits.
         progress: called as the work advances.
         planned: is called with the plan before any work.
 
@@ -99,11 +104,21 @@ def merge(
         MassError: the work failed.
     """
     recipe, folder = recipe_and_folder(recipe, folder)
+    place = placement_for(engine, device)  # a wrong one is told before the sources are opened
     with opened_engine(engine, workers) as chosen:
         prepared = open_recipe(recipe, folder, download=True, workers=workers_or_all(workers))
+        prepared.place = place
         return carry_out(
             prepared, out, engine=chosen, overwrite=overwrite, strict=strict, progress=progress, planned=planned
         )
+
+
+def placement_for(engine: str | Engine | None, device: str) -> Placement:
+    """Where a merge computes: on a device of this machine, or on the processors of an engine's machines."""
+    here = engine is None or engine == "local" or isinstance(engine, LocalEngine)
+    if not here and device not in ("auto", "cpu"):
+        raise InputError(f"device {device}: workers of an engine compute on their processors. Leave it out.")
+    return Placement.exact(device if here else "cpu")
 
 
 def workers_or_all(workers: int | None) -> int:

@@ -43,7 +43,7 @@ class TensorParts:
         else:
             part = self._whole(tensor, given) if tensor.matrix is None else self._factored(tensor, given, kept)
         self._refuse_overflow(tensor, part)
-        return part
+        return {name: value.cpu() for name, value in part.items()}
 
     def _refuse_overflow(self, tensor: TensorPlan, part: dict[str, Tensor]) -> None:
         """Refuse what the sources' numbers, each of them finite, became: products and sums too large for their type."""

@@ -77,7 +77,7 @@ class MergeWorker:
 
         def kept(tensor: TensorPlan, task: str, base: Tensor) -> Kept | None:
             share = Parts(self._parts.folder, "", {task: names[task]})
-            return _unpacked({name: read_tensor(info) for name, info in share.header(task).items()})
+            return _unpacked({name: read_tensor(info).to(base.device) for name, info in share.header(task).items()})
 
         part = self._prepared.files.settled(lambda: self.tensors.part(self._tensor(data.index), kept))
         return {tensor_key(data.index): self._parts.put(tensor_key(data.index), part)}
@@ -110,7 +110,7 @@ def _packed(kept: Kept | None) -> dict[str, Tensor]:
     if kept is None:
         return {"s": torch.zeros(0)}
     about = torch.tensor([kept.norm, kept.energy], dtype=torch.float64)
-    return {**kept.factors._asdict(), "about": about}
+    return {name: part.cpu() for name, part in kept.factors._asdict().items()} | {"about": about}
 
 
 def _unpacked(part: Mapping[str, Tensor]) -> Kept | None:

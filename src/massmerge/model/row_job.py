@@ -29,6 +29,7 @@ from massmerge.model.static import StaticModel
 
 _ROWS = 1024
 """About so many rows are a unit; a multiple of the batch, so that batches are those of one process."""
+_PLACEMENT = ("device", "dtype")
 _SECONDS, _MEMORY = 0.05, 4  # per row; bytes of memory per byte of the bundle
 _A = TypeVar("_A", Prediction, Generation)
 
@@ -80,7 +81,10 @@ class RowJob(EngineJob):
         if read_manifest(self.bundle)["sha256"] != self.sha256:
             raise InputError(f"{self.bundle}: is another bundle than when the command began. Run it again.")
         with fast_at_once():
-            model = StaticModel(self.bundle) if self.static else load(self.bundle, check=True, **self.loading)
+            if self.static:
+                model: Model | StaticModel = StaticModel(self.bundle, **{n: self.loading[n] for n in _PLACEMENT})
+            else:
+                model = load(self.bundle, check=True, **self.loading)
         return RowWorker(model, self)
 
 

@@ -145,7 +145,7 @@ class StaticParts:
 
         shape = tensor.matrix or tensor.shape
         tasks = self._originals.touching(tensor)
-        return Deltas(tensor.name, shape, len(self._known.tasks), tasks, read, factor)
+        return Deltas(tensor.name, shape, len(self._known.tasks), tasks, read, factor, self._originals.device)
 
 
 def _is_merged(tensor: TensorPlan) -> bool:
