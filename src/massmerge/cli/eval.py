@@ -9,7 +9,16 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from massmerge.cli.common import batch_size_option, cache_option, placement_options, plural, print_json, table, verb
+from massmerge.cli.common import (
+    batch_size_option,
+    cache_option,
+    engine_option,
+    placement_options,
+    plural,
+    print_json,
+    table,
+    verb,
+)
 from massmerge.errors import InputError
 from massmerge.evaluation.evaluate import evaluate
 from massmerge.evaluation.prepared import PreparedEvaluation, prepare_evaluation
@@ -47,6 +56,8 @@ _SHOWN_FAILURES = 5
 @click.option("--unknown", multiple=True, metavar="KIND=LIMIT",
               help="When to abstain, instead of the recipe's limits, such as lift=1.1. May be repeated.")  # fmt: skip
 @cache_option
+@engine_option
+@click.option("--workers", type=click.IntRange(min=1), help="With --engine: models that answer at the same time.")
 @placement_options
 @click.option("--oracle/--no-oracle", default=True, show_default=True,
               help="Also answer with the task given, to show what routing costs.")  # fmt: skip
@@ -64,8 +75,9 @@ _SHOWN_FAILURES = 5
 @verb
 def eval_(
     bundle: str, suite: str, tasks: tuple[str, ...], split: str | None, limit: int | None, seed: int, router: str | None,
-    route: Any, batch_size: int, unknown: tuple[str, ...], cache: str, device: str, dtype: str, oracle: bool, experts: bool,
-    folder: str | None, report: str | None, card: bool, dry_run: bool, as_json: bool, quiet: bool,
+    route: Any, batch_size: int, unknown: tuple[str, ...], cache: str, engine: str | None, workers: int | None,
+    device: str, dtype: str, oracle: bool, experts: bool, folder: str | None, report: str | None, card: bool,
+    dry_run: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Measure BUNDLE, or a static merge, on the labelled data of SUITE.
 
@@ -86,8 +98,8 @@ def eval_(
 
     found = evaluate(
         bundle, suite, tasks=tasks, split=split, limit=limit, seed=seed, router=router, route=route,
-        batch_size=batch_size, unknown=limits, cache=cache, device=device, dtype=dtype, oracle=oracle, experts=experts,
-        folder=folder, report=report, card=card, progress=progress,
+        batch_size=batch_size, unknown=limits, cache=cache, engine=engine, workers=workers, device=device, dtype=dtype,
+        oracle=oracle, experts=experts, folder=folder, report=report, card=card, progress=progress,
     )  # fmt: skip
     if as_json:
         print_json(found.to_dict())
