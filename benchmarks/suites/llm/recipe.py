@@ -30,8 +30,9 @@ def write_files(name: str, tasks: Sequence[str]) -> tuple[Path, Path]:
 
 
 def recipe(kind: Kind, tasks: Sequence[str]) -> dict[str, Any]:
-    """A recipe with defaults only, so that what is measured is what a user gets."""
-    return {"base": "base", "tasks": [{"name": task, "expert": f"experts_{kind}/{task}"} for task in tasks]}
+    """A recipe with defaults only, so that what is measured is what a user gets; of bare texts it says that they are bare."""
+    router = {"router": {"reference": "newline"}} if form_of(kind) == "bare" else {}
+    return {"base": "base", "tasks": [{"name": task, "expert": f"experts_{kind}/{task}"} for task in tasks], **router}
 
 
 def suite(name: str, kind: Kind, tasks: Sequence[str]) -> dict[str, Any]:
