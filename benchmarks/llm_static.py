@@ -69,7 +69,7 @@ def main() -> None:
     rows = {task: read_split(data_folder(form, task), "test", "text") for task in TASKS}
     own = folder() / "answers" / f"{options.kind}-{form}-test-30"
     theirs = {task: json.loads((own / f"adapter-{task}.json").read_text(encoding="utf-8")) for task in TASKS}
-    print("| method | right | normalised | same as the adapter |\n|---|---|---|---|", flush=True)
+    print("| method | right | normalised, tasks with labels | same as the adapter |\n|---|---|---|---|", flush=True)
     for method in options.methods.split(","):
         where = own.with_name(f"{options.kind}-{method}-{options.rows}.json")
         prompts = [prompt for task in TASKS for prompt in rows[task][0][: options.rows]]
@@ -83,7 +83,7 @@ def main() -> None:
                 is_right(task, *pair) for pair in zip(theirs[task][: options.rows], wanted, strict=True)
             )
             right.append(score)
-            normalised.append(score / max(theirs_score, 1e-9))
+            normalised += [] if TASKS[task].free else [score / theirs_score]
             same.append(share(a == b for a, b in zip(given, theirs[task], strict=False)))
         figures = " | ".join(f"{100 * share(values):.1f} %" for values in (right, normalised, same))
         print(f"| {method} | {figures} |", flush=True)

@@ -56,7 +56,7 @@ def test_labels_must_be_the_same_and_free_text_is_compared_by_its_words():
     shown = table(
         {"spam": {"right, adapter": 0.5, "right, routed": 0.25}, "kind": {"right, adapter": 1.0, "right, routed": 1.0}}
     )
-    assert "| mean | 75.0 % | 62.5 % |" in shown and "normalised, routed: 75.0 %" in shown
+    assert "| mean | 75.0 % | 62.5 % |" in shown and "normalised, routed, tasks with labels: 75.0 %" in shown
 
 
 def test_the_recipe_of_bare_texts_says_so_and_the_suite_names_each_tasks_rows():

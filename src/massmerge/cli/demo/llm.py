@@ -21,7 +21,8 @@ _NEW_TOKENS = 16
 _BAR = 24
 # Written for the demo; they stand in no data set. The instructions are those that the adapters were trained with.
 TURNS = (
-    "Is this text message spam or ham? Answer with one word.\n\nURGENT! You have won a free holiday for two. Call now",
+    "Is this text message spam or ham? Answer with one word.\n\nWINNER!! You have been selected for a free "
+    "holiday worth £1000. Text WIN to 87121 now",
     "Decide whether this film review is positive or negative.\n\nTwo hours of my life that I will never get back.",
     "What kind of thing does this definition describe?\n\na small burrowing animal with striped fur and a bushy tail",
     "Write a subject line for this message.\n\nI bought a second hand modem last week, and it drops the line after five "
