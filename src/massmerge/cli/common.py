@@ -34,6 +34,9 @@ tasks_option = click.option(
 batch_size_option = click.option(
     "--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Inputs per batch."
 )
+engine_option = click.option(
+    "--engine", metavar="local|ray|ray://HOST:PORT", help="Where the work runs; threads of this process by default."
+)
 device_option = click.option(
     "--device", default="auto", show_default=True, help="Where to compute: cpu, cuda:1, mps; auto takes a GPU."
 )

@@ -11,7 +11,7 @@ import click
 from tqdm import tqdm
 
 from massmerge.cli.calibrate import calibrate_by_recipe, show_calibration
-from massmerge.cli.common import placement_options, table, verb
+from massmerge.cli.common import engine_option, placement_options, table, verb
 from massmerge.cli.merged import run_shown, show_written
 from massmerge.evaluation.scales import ScaleChoice, choose_scale, with_scale
 from massmerge.evaluation.suite import VALIDATION
@@ -23,6 +23,7 @@ from massmerge.recipe import Recipe
 @click.argument("recipe", type=click.Path(dir_okay=False))
 @click.argument("out", type=click.Path(file_okay=False))
 @click.option("--workers", type=click.IntRange(min=1), help="Tensors processed in parallel; all cores by default.")
+@engine_option
 @click.option("--overwrite", is_flag=True, help="Replace an existing bundle. Anything else is never replaced.")
 @click.option("--strict", is_flag=True, help="Treat warnings as errors.")
 @click.option("--suite", type=click.Path(dir_okay=False),
@@ -32,8 +33,8 @@ from massmerge.recipe import Recipe
 @placement_options
 @verb
 def merge(
-    recipe: str, out: str, workers: int | None, overwrite: bool, strict: bool, suite: str | None, limit: int,
-    device: str, dtype: str, as_json: bool, quiet: bool,
+    recipe: str, out: str, workers: int | None, engine: str | None, overwrite: bool, strict: bool, suite: str | None,
+    limit: int, device: str, dtype: str, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Merge the experts of RECIPE into the bundle OUT.
 
@@ -45,8 +46,8 @@ def merge(
     given = Recipe.load(recipe) if choice is None else with_scale(Recipe.load(recipe), choice.scale)
     summary = run_shown(
         partial(
-            run_merge, given, out, folder=Path(recipe).resolve().parent, workers=workers, overwrite=overwrite,
-            strict=strict, device=device,
+            run_merge, given, out, folder=Path(recipe).resolve().parent, workers=workers, engine=engine,
+            overwrite=overwrite, strict=strict, device=device,
         ),
         quiet=quiet,
     )  # fmt: skip

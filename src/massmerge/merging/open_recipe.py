@@ -87,7 +87,13 @@ def recipe_and_folder(recipe: Recipe | str | Path, folder: str | Path | None) ->
 
 
 def open_recipe(
-    recipe: Recipe, folder: Path, *, download: bool, workers: int = 2, bundled: Bundled | None = None
+    recipe: Recipe,
+    folder: Path,
+    *,
+    download: bool,
+    workers: int = 2,
+    bundled: Bundled | None = None,
+    plan: Plan | None = None,
 ) -> OpenedRecipe:
     """Open every source of a recipe and plan its merge, collecting problems instead of stopping at the first.
 
@@ -97,6 +103,7 @@ def open_recipe(
         download: whether weights are fetched from a hub, or only headers.
         workers: how many tensors will be worked on at once.
         bundled: a bundle that gives the base and the tasks it names; sources of the other tasks alone are opened.
+        plan: what another process has planned of the same sources, which saves looking which tensors experts change.
     """
     attempt, tasks = Attempts(), tasks_besides(recipe, bundled)
     files = bundled.files if bundled else SourceFiles()
@@ -133,8 +140,11 @@ def open_recipe(
     attempt.problems += _input_problems(
         recipe, tasks, folder, bundled.names if bundled and bundled.moments() else set()
     )
-    attempt("router.site", partial(_check_sites, recipe, base))
     prepared = OpenedRecipe(recipe, folder, base, experts, heads, processor, base_head, files, bundled)
+    if plan is not None:
+        prepared.plan = plan
+        return prepared
+    attempt("router.site", partial(_check_sites, recipe, base))
     touched = {
         name: attempt(f"task {name} ({expert.source.text})", partial(touched_by, prepared, expert)) or set()
         for name, expert in experts.items()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from massmerge.checkpoints.expert_tensors import ExpertTensor, Kept, difference, finite
 from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.merging.plan import TensorPlan
+
+KeptOf = Callable[[TensorPlan, str, Tensor], Kept | None]
+"""The factors of a task's delta, given tensor, task and the base's own: none where the delta is zero."""
 
 
 class Originals:
