@@ -11,7 +11,7 @@ from typing import TypeVar
 from massmerge.checkpoints import Base, Expert, Source, open_expert
 from massmerge.checkpoints.backbone import language_class, with_output
 from massmerge.errors import InputError, Problem
-from massmerge.merging.heads import HeadSource, find_head
+from massmerge.merging.heads import HeadSource, find_further_heads, find_head
 from massmerge.merging.heads.text import TextTower
 from massmerge.recipe import TaskRecipe
 
@@ -39,6 +39,7 @@ class OpenedTasks:
 
     experts: dict[str, Expert]
     heads: dict[str, HeadSource]
+    further: dict[str, dict[str, HeadSource]]
     problems: list[Problem]
 
 
@@ -47,6 +48,7 @@ def open_tasks(
 ) -> OpenedTasks:
     """Open the experts and find their heads."""
     attempt, experts, heads = Attempts(), dict[str, Expert](), dict[str, HeadSource]()
+    further: dict[str, dict[str, HeadSource]] = {}
     for task, source in given:
         where = f"task {task.name} ({task.expert})"
         expert = attempt(where, partial(open_expert, source, base))
@@ -57,7 +59,8 @@ def open_tasks(
         head = attempt(where, partial(find_head, task, expert, base, folder, tower))
         if head is not None:
             heads[task.name] = head
-    return OpenedTasks(experts, heads, attempt.problems)
+        further[task.name] = attempt(where, partial(find_further_heads, task, expert, base, folder, tower)) or {}
+    return OpenedTasks(experts, heads, further, attempt.problems)
 
 
 def all_write(base: Base, tasks: list[TaskRecipe], opened: OpenedTasks) -> bool:
