@@ -158,7 +158,9 @@ def _fit(
 def _typicality(look: Seen, owners: Tensor, tasks: int) -> tuple[dict[str, Tensor], Tensor]:
     """What tells typical inputs from others, by the names that it is kept under; and how typical left out ones are."""
     rows = some_of(owners, tasks)
-    fitted, left_out = fit_typicality(look.names, [z[rows] for z in look.activations], owners[rows], tasks)
+    fitted, left_out = fit_typicality(
+        look.names, [z[rows] for z in look.activations], owners[rows], tasks, look.subspaces
+    )
     return {f"{TYPICAL}.{name}": tensor for name, tensor in fitted.items()}, left_out
 
 

@@ -324,7 +324,7 @@ def _stages(
     chosen = find_router(kind)
     targets = None if chosen.needs_fit and chosen.needs_names else tensors.targets
     # What is typical was learned from what the plain base sees.
-    typical = None if kind == TUNED else load_typicality(bundle, voters)
+    typical = None if kind == TUNED else load_typicality(bundle, voters, subspaces)
     return Stages(tensors.names, sites, recipe.router, recipe.unknown, first, second, rule, typical, targets)
 
 
