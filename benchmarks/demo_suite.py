@@ -4,7 +4,7 @@
     python -m benchmarks.suites text --sets core --steps fetch
     python -m benchmarks.demo_suite DEMO
 
-Writes DEMO/suite-full.yaml. The demo's experts are those of the text suite, cut to rank 16: they measure routing where nothing
+Writes DEMO/suite-full.yaml. The demo has the experts of the text suite, cut to rank 16: they measure routing where nothing
 has been trained.
 """
 

@@ -12,7 +12,7 @@ from massmerge.bundle.download import refuse_hub
 from massmerge.bundle.kept_inputs import tasks_kept
 from massmerge.bundle.merge_folder import recover
 from massmerge.bundle.reader import Bundle
-from massmerge.cli.common import counting, print_json, print_problems, table, verb
+from massmerge.cli.common import counting, placement_options, print_json, print_problems, table, verb
 from massmerge.cli.merged import refuse_inside
 from massmerge.errors import InputError, Problem
 from massmerge.io.rows import is_file_or_folder, read_inputs
@@ -34,6 +34,7 @@ from massmerge.routing.tuned import TUNED
 @click.option("--precision", type=click.FloatRange(0, 1, min_open=True, max_open=True),
               help="Propose the least confidence with which this share of answers is right.")  # fmt: skip
 @click.option("--write-limits", is_flag=True, help="Write the proposed limits into the bundle, which then abstains.")
+@placement_options
 @verb
 def calibrate(
     bundle: str,
@@ -43,6 +44,8 @@ def calibrate(
     count: int,
     precision: float | None,
     write_limits: bool,
+    device: str,
+    dtype: str,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -56,7 +59,10 @@ def calibrate(
     image = Bundle(bundle, check=False).takes_images
     rows = task_inputs(inputs, image=image, column=column)
     with counting(quiet or as_json, "step") as step:
-        done = fit(bundle, rows, kind=kind, count=count, precision=precision, write_limits=write_limits, progress=step)
+        done = fit(
+            bundle, rows, kind=kind, count=count, precision=precision, write_limits=write_limits, device=device,
+            dtype=dtype, progress=step,
+        )  # fmt: skip
     if as_json:
         print_json(done.plain())
     elif not quiet:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from massmerge.bundle.reader import Bundle
-from massmerge.cli.common import batch_size_option, cache_option, verb
+from massmerge.cli.common import batch_size_option, cache_option, placement_options, verb
 from massmerge.errors import InputError, MassError
 
 
@@ -120,6 +120,13 @@ def _upstream(options: dict[str, Any], key_file: Path | None) -> dict[str, Any]:
 @click.option("--max-items", type=click.IntRange(1), default=128, show_default=True, help="Inputs of one request.")
 @click.option("--max-text", type=click.IntRange(1), default=100_000, show_default=True, help="Characters of one text.")
 @click.option(
+    "--max-new-tokens",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Tokens that are written for one request, and how many where it does not say.",
+)
+@click.option(
     "--max-pixels", type=click.IntRange(1), default=25_000_000, show_default=True, help="Pixels of one image."
 )
 @click.option(
@@ -149,7 +156,7 @@ def _upstream(options: dict[str, Any], key_file: Path | None) -> dict[str, Any]:
     "--mapped", is_flag=True, help="Map tensors from the bundle's files, which must not change while it runs."
 )
 @click.option("--threads", type=click.IntRange(1), help="Threads of torch; all cores by default.")
-@click.option("--device", default="auto", show_default=True, help="Where to run: cpu, cuda, …")
+@placement_options
 @cache_option
 @click.option("--router", help="A router fitted by `mass calibrate`; the bundle's by default.")
 @click.option(

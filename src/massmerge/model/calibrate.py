@@ -85,6 +85,8 @@ def calibrate(
     count: int = MOST,
     precision: float | None = None,
     write_limits: bool = False,
+    device: str = "auto",
+    dtype: str = "auto",
     progress: Step = lambda name: None,
 ) -> Calibration:
     """Fit a router on inputs of each task and make it the bundle's.
@@ -100,6 +102,8 @@ def calibrate(
         count: how many inputs of each task are used at most.
         precision: propose the least confidence with which this share of answers is right.
         write_limits: write the limits that are proposed into the bundle, which abstains by them from then on.
+        device: where to run, as in `load`.
+        dtype: the type to run in, as in `load`; a router that is `tuned` is trained in float32.
         progress: called for each input that is read and each fold that is fitted.
 
     Returns:
@@ -115,20 +119,24 @@ def calibrate(
         raise InputError(f"precision is a share between 0 and 1, not {precision}.")
 
     def fit(opened: Path) -> tuple[Calibration, FittedRouter]:
-        done, tensors = _fit(opened, inputs, kind, count, precision, progress)
+        done, tensors = _fit(_load(opened, kind, device, dtype), inputs, kind, count, precision, progress)
         return done, FittedRouter(done.kind, tensors, done.rule, done.limits.unknown() if write_limits else {})
 
     return replace_router(path, fit)
 
 
+def _load(path: Path, kind: str, device: str, dtype: str) -> Model:
+    """The bundle without a fitted router; steps of a training are too small for other types than float32."""
+    return load(path, router="projection", device=device, dtype="float32" if kind == TUNED else dtype, check=True)
+
+
 def _fit(
-    path: Path, inputs: Mapping[str, Iterable[Any]], kind: str, count: int, precision: float | None, step: Step
+    model: Model, inputs: Mapping[str, Iterable[Any]], kind: str, count: int, precision: float | None, step: Step
 ) -> tuple[Calibration, dict[str, Tensor]]:
     """What was found out, and the tensors of the router that was chosen."""
-    model = load(path, router="projection", check=True)
     model.core.positions(list(inputs) or None)
     chosen = {task: list(islice(inputs.get(task, ()), count)) for task in model.tasks}
-    stored = {} if model.stages.options.first_pass == "fixed" else kept_moments(Bundle(path, check=False))
+    stored = {} if model.stages.options.first_pass == "fixed" else kept_moments(Bundle(model.sets.bundle, check=False))
     empty = refuse_without(model, chosen, {} if kind == TUNED else stored)
     if kind == TUNED:
         return _tuned(model, chosen, precision, step)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from massmerge.bundle.damage import DamageWatch
 from massmerge.checkpoints.backbone import language_class
 from massmerge.errors import InputError
+from massmerge.io.placement import Placement
 from massmerge.model.answers import Prediction, Routing, make_prediction
 from massmerge.model.heads.classify import Head, backbone_call
 from massmerge.model.inputs import InputReader, Row, read_batches
@@ -36,7 +37,7 @@ class Core:
     """The base with the tasks' heads, and what reads inputs for it."""
 
     base: PreTrainedModel
-    """In float32; tensors that only tasks have are zero. Of static merges and peers that write, the language model."""
+    """Tensors that only tasks have are zero in it. Of static merges and peers that write, the language model."""
     tasks: list[str]
     """Names of the tasks, in order."""
     labels: dict[str, tuple[str, ...]]
@@ -53,6 +54,11 @@ class Core:
     """How evidence becomes confidence."""
     further: dict[str, dict[str, LabelledHead]] = field(default_factory=dict)
     """Further heads of tasks, by name."""
+
+    @property
+    def placement(self) -> Placement:
+        """Where the base is, and in which type."""
+        return Placement(self.base.device, self.base.dtype, self.base.dtype)
 
     @property
     def problems(self) -> dict[str, ProblemType]:
@@ -108,7 +114,7 @@ class Core:
     def batch(self, rows: list[Row], *, left: bool = False) -> dict[str, Tensor]:
         """Rows as one batch, where the backbone is; padded on the left if that is wanted."""
         self.refuse_damage()
-        return {name: tensor.to(self.base.device) for name, tensor in self.reader.batch(rows, left=left).items()}
+        return self.placement.batch(self.reader.batch(rows, left=left))
 
     # Backbone and heads
 

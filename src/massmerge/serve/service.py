@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from starlette.requests import Request
 
 from massmerge.errors import MassError
 from massmerge.model.answers import Prediction
+from massmerge.model.generative import Generative
 from massmerge.model.routing_model import RoutingModel
 from massmerge.routing.sessions import Sessions
 from massmerge.serve.batching import Batcher, BatchKey, Fault, Outcome
@@ -29,6 +30,7 @@ from massmerge.serve.reservoir import Reservoir
 from massmerge.serve.settings import ServiceSettings
 from massmerge.serve.traffic import Traffic
 from massmerge.serve.worker import InSession, Worker
+from massmerge.serve.writing import Writer
 
 log = logging.getLogger("massmerge.serve")
 _R = TypeVar("_R")
@@ -52,6 +54,7 @@ class Service:
         self._loaded: Loaded | None = None
         self._batcher: Batcher | None = None
         self._decoder: Decoder | None = None
+        self._writer: Writer | None = None
         kept = settings.reservoir
         self.reservoir = None if kept is None else Reservoir(kept, settings.reservoir_size)
         self.upstream: Upstream | None = None
@@ -85,6 +88,8 @@ class Service:
             self.loading.cancel()
         if self._decoder:
             self._decoder.close()
+        if self._writer:
+            await asyncio.to_thread(self._writer.close, 1.0)
         if self.upstream:
             await self.upstream.close()
         if self._batcher:
@@ -168,9 +173,20 @@ class Service:
         return self.loaded.model
 
     @property
+    def writer(self) -> Writer:
+        """What writes texts; made when the first one is asked for."""
+        if self._writer is None:
+            self._writer = Writer(
+                lambda: cast(Generative, self._model()), size=self.settings.batch_size, limit=self.settings.queue,
+                begin=self._set_threads, hear=self.metrics.batch, died=self._died,
+            )  # fmt: skip
+        return self._writer
+
+    @property
     def waiting(self) -> int:
-        """Inputs in the queue, and images that are decoded for it."""
-        return self._batcher.waiting + self._decoder.inputs if self._batcher and self._decoder else 0
+        """Inputs and prompts in the queues, and images that are decoded."""
+        asked = self._batcher.waiting + self._decoder.inputs if self._batcher and self._decoder else 0
+        return asked + (self._writer.waiting if self._writer else 0)
 
     # Answers
 

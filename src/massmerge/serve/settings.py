@@ -20,6 +20,7 @@ class ServiceSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     device: str = "auto"
+    dtype: str = "auto"
     cache: str = "0"
     router: str | None = None
     threads: int | None = None
@@ -47,6 +48,8 @@ class ServiceSettings:
     max_items: int = 128
     max_text: int = 100_000
     """Characters of one text."""
+    max_new_tokens: int = 512
+    """Tokens that are written for one request, and how many where it does not say."""
     max_pixels: int = 25_000_000
     """Pixels of one image."""
     max_request_pixels: int = 100_000_000

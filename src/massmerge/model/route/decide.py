@@ -79,7 +79,8 @@ def cast_votes(voters: list[Voter], activations: list[Activation], router: Route
         router: what turns that into scores.
     """
     scores = router(activations)
-    return Votes(voters, scores.opinions, scores.lifts, scores.probable)
+    opinions = torch.stack(scores.opinions).cpu()  # in one copy; what is decided by them is small
+    return Votes(voters, list(opinions), None if scores.lifts is None else scores.lifts.cpu(), scores.probable)
 
 
 @torch.inference_mode()

@@ -126,8 +126,10 @@ def _references(options: RouterOptions, first_pass: FirstPass, processor: Path) 
         prompts = empty_prompts(first_pass.model, processor)
         if prompts is not None:
             seen = [first_pass(prompt) for prompt in prompts]
-            return [Neutral(torch.cat([z.pooled() for z in each]), nearest=True) for each in zip(*seen, strict=True)]
-    return [Neutral(z.pooled()) for z in first_pass(random_words(first_pass.model))]
+            return [
+                Neutral(torch.cat([z.pooled() for z in each]).cpu(), nearest=True) for each in zip(*seen, strict=True)
+            ]
+    return [Neutral(z.pooled().cpu()) for z in first_pass(random_words(first_pass.model))]
 
 
 def _neutral_router(tensors: TaskTensors, site: Site, random: list[int], neutral: Neutral) -> NeutralRouter:
@@ -166,7 +168,7 @@ def site_router(
 
 
 def _basis(tensors: TaskTensors, task: int, site: Site) -> Tensor:
-    found = [f for name in site.tensors if (f := tensors.factors(task, name)) is not None]
+    found = [f for name in site.tensors if (f := tensors.exact(task, name)) is not None]
     if not found:
         return torch.zeros(0, site.width)
-    return site_basis([(f.s.cpu(), f.v.cpu()) for f in found], max(f.rank for f in found))
+    return site_basis([(f.s, f.v) for f in found], max(f.rank for f in found))
