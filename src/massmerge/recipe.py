@@ -221,7 +221,7 @@ class RouterOptions(Section):
 
     kind: Literal["projection", "prototype", "linear", "nearest", "mlp", "tuned", "adapted"] = "projection"
     site: str | Annotated[list[str], Field(min_length=1)] = "auto"
-    token: Literal["auto", "cls", "mean", "both", "last", "each"] = "auto"
+    token: Literal["auto", "cls", "mean", "both", "last", "mean_and_last", "each"] = "auto"
     reference: Literal["auto", "template", "words", "none"] = "auto"
     """What a task's captured share is divided by: its share of the empty prompt, of random words, or nothing."""
     first_pass: Literal["base", "fixed"] = "base"

@@ -25,7 +25,7 @@ from torch import Tensor
 from massmerge.errors import InputError
 from massmerge.model.answers import Prediction, Routing, typical_or_none
 from massmerge.model.route.candidates import settle, spread
-from massmerge.model.route.decide import Choice, Votes, cast_votes, count_votes
+from massmerge.model.route.decide import Choice, Votes, cast_votes, count_votes, with_last_turns
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.recipe import RouterOptions, Unknown
 from massmerge.routing import Activation, Site
@@ -196,6 +196,8 @@ class Stages:
             if look is self.first and self.typical is not None:
                 typical.append(self.typical([a.pooled() for a in activations], choice.allowed))
             cast = cast_votes(look.voters, activations, look.router)
+            if look is self.first and (turns := getattr(rows, "turns", None)):
+                cast = with_last_turns(cast, turns[0], cast_votes(look.voters, look.first_pass(turns[1]), look.router))
             return cast if own is None else replace(cast, scores=own.memory.combined(look, own.keys, cast.scores))
 
         def again(unsure: list[int]) -> Votes:
