@@ -260,6 +260,7 @@ class BundleAnswer(BaseModel):
     name: str
     kind: Literal["text", "image"]
     answers: Literal["labels", "text", "tasks"] = Field(description="What inputs are answered with.")
+    chat: bool = Field(description="Whether the base has a chat template, which makes prompts of conversations.")
     base: dict[str, Any]
     tasks: list[TaskAnswer]
     sizes: dict[str, int]
