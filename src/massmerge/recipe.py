@@ -222,8 +222,8 @@ class RouterOptions(Section):
     kind: Literal["projection", "prototype", "linear", "nearest", "mlp", "tuned", "adapted"] = "projection"
     site: str | Annotated[list[str], Field(min_length=1)] = "auto"
     token: Literal["auto", "cls", "mean", "both", "last", "mean_and_last", "each"] = "auto"
-    reference: Literal["auto", "template", "words", "none"] = "auto"
-    """What a task's captured share is divided by: its share of the empty prompt, of random words, or nothing."""
+    reference: Literal["auto", "template", "newline", "words", "none"] = "auto"
+    """What a task's captured share is divided by: that of the empty prompt, of a newline, of random words, or nothing."""
     first_pass: Literal["base", "fixed"] = "base"
     score: Literal["residual", "l1", "mahalanobis", "energy"] = "residual"
     standardize: bool = True
