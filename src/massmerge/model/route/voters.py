@@ -75,9 +75,9 @@ def fitted_tensors(bundle: Bundle, kind: str) -> dict[str, Tensor]:
     return {name: read_tensor(info) for name, info in _fitted(bundle, kind).items()}
 
 
-def load_typicality(bundle: Bundle, voters: list[Voter]) -> Typicality | None:
+def load_typicality(bundle: Bundle, voters: list[Voter], subspaces: list[ProjectionRouter]) -> Typicality | None:
     """How typical an input is of the tasks, if `mass calibrate` has fitted that."""
-    return Typicality.load([voter.name for voter in voters], fitted_tensors(bundle, TYPICAL))
+    return Typicality.load([voter.name for voter in voters], fitted_tensors(bundle, TYPICAL), subspaces)
 
 
 def not_fitted(bundle: Bundle, kind: str, voters: list[Voter]) -> list[str]:
