@@ -12,7 +12,7 @@ from massmerge.model.answers import Routing
 from massmerge.model.decode import Piece
 from massmerge.serve.errors import ServiceError
 from massmerge.serve.texts import Ask
-from massmerge.serve.writing import Writer
+from massmerge.serve.writing import TextWriter
 
 
 class FakeDecoder:
@@ -78,7 +78,7 @@ def run(test, **options):
         model, died = FakeWriter(), []
         models = [model]
         given = {"size": 4, "limit": 2, "died": died.append, **options}
-        writer = Writer(lambda: models[-1], **given)
+        writer = TextWriter(lambda: models[-1], **given)
         try:
             await asyncio.wait_for(test(writer, models, died), 30)
         finally:

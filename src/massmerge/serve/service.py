@@ -30,7 +30,7 @@ from massmerge.serve.reservoir import Reservoir
 from massmerge.serve.settings import ServiceSettings
 from massmerge.serve.traffic import Traffic
 from massmerge.serve.worker import InSession, Worker
-from massmerge.serve.writing import Writer
+from massmerge.serve.writing import TextWriter
 
 log = logging.getLogger("massmerge.serve")
 _R = TypeVar("_R")
@@ -54,7 +54,7 @@ class Service:
         self._loaded: Loaded | None = None
         self._batcher: Batcher | None = None
         self._decoder: Decoder | None = None
-        self._writer: Writer | None = None
+        self._writer: TextWriter | None = None
         kept = settings.reservoir
         self.reservoir = None if kept is None else Reservoir(kept, settings.reservoir_size)
         self.upstream: Upstream | None = None
@@ -173,10 +173,10 @@ class Service:
         return self.loaded.model
 
     @property
-    def writer(self) -> Writer:
+    def writer(self) -> TextWriter:
         """What writes texts; made when the first one is asked for."""
         if self._writer is None:
-            self._writer = Writer(
+            self._writer = TextWriter(
                 lambda: cast(Generative, self._model()), size=self.settings.batch_size, limit=self.settings.queue,
                 begin=self._set_threads, hear=self.metrics.batch, died=self._died,
             )  # fmt: skip

@@ -29,7 +29,7 @@ Heard = Begun | Written | ServiceError
 
 
 @dataclass(eq=False)
-class Job:
+class TextJob:
     """One text that is to be written."""
 
     ask: Ask
@@ -51,7 +51,7 @@ class Job:
         return found
 
 
-class Writer:
+class TextWriter:
     """A queue of prompts and the thread that writes for them.
 
     Args:
@@ -70,8 +70,8 @@ class Writer:
     ) -> None:  # fmt: skip
         self._model, self._size, self._limit = model, size, limit
         self._begin, self._hear, self._died = begin, hear, died
-        self._waiting: deque[Job] = deque()
-        self._texts: dict[int, Texts[Job]] = {}  # by the model that writes them
+        self._waiting: deque[TextJob] = deque()
+        self._texts: dict[int, Texts[TextJob]] = {}  # by the model that writes them
         self._changed = threading.Condition()
         self._closed = False
         self._seconds_each = 0.0  # from one end of a text to the next, a moving mean
@@ -84,7 +84,7 @@ class Writer:
         """Prompts in the queue."""
         return len(self._waiting)
 
-    def submit(self, ask: Ask, within: float = math.inf) -> Job:
+    def submit(self, ask: Ask, within: float = math.inf) -> TextJob:
         """Put a prompt into the queue.
 
         Args:
@@ -94,7 +94,7 @@ class Writer:
         Raises:
             ServiceError: there is no room, what waits already would take too long, or the thread ends.
         """
-        job = Job(ask)
+        job = TextJob(ask)
         with self._changed:
             if self._closed:
                 raise ServiceError(503, "stopping", "The service is stopping.", 5)
@@ -115,7 +115,7 @@ class Writer:
     def _expected(self) -> float:
         return len(self._waiting) * self._seconds_each
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: TextJob) -> None:
         """Write no further for a request that nobody waits for."""
         with self._changed:
             job.gone = True
@@ -144,7 +144,7 @@ class Writer:
     def _running(self) -> int:
         return sum(len(texts.running) for texts in self._texts.values())
 
-    def _take(self) -> list[Job] | None:
+    def _take(self) -> list[TextJob] | None:
         """Prompts that join now, waited for only where nothing is being written; none once all is done and closed."""
         with self._changed:
             while not (self._waiting or self._running or self._closed):
@@ -154,7 +154,7 @@ class Writer:
             count = min(len(self._waiting), self._size - self._running)
             return [self._waiting.popleft() for _ in range(count)]
 
-    def _turn(self, jobs: list[Job]) -> None:
+    def _turn(self, jobs: list[TextJob]) -> None:
         """One step of all texts; new ones begin, and those that nobody reads end."""
         for texts in self._texts.values():
             for job in [job for job in texts.running if job.gone]:
@@ -166,7 +166,7 @@ class Writer:
         current = id(self._model()) if self._texts else None
         self._texts = {key: texts for key, texts in self._texts.items() if texts.running or key == current}
 
-    def _join(self, jobs: list[Job]) -> None:
+    def _join(self, jobs: list[TextJob]) -> None:
         model = self._model()
         texts = self._texts.setdefault(id(model), Texts(model))
         now = time.monotonic()
@@ -174,12 +174,12 @@ class Writer:
             job.began = now
         self._tell(list(texts.join([(job, job.ask) for job in jobs])))
 
-    def _step(self, texts: Texts[Job]) -> None:
+    def _step(self, texts: Texts[TextJob]) -> None:
         if not texts.running:
             return
         began, jobs = time.monotonic(), list(texts.running)
         try:
-            found: list[tuple[Job, Heard]] = list(texts.step())
+            found: list[tuple[TextJob, Heard]] = list(texts.step())
         except DamageError:
             raise
         except Exception as error:  # the rows of a batch cannot be told apart any more
@@ -192,7 +192,7 @@ class Writer:
             self._seconds_each += 0.2 * ((now - job.began) / len(jobs) - self._seconds_each)
         self._tell(found)
 
-    def _tell(self, found: list[tuple[Job, Heard]]) -> None:
+    def _tell(self, found: list[tuple[TextJob, Heard]]) -> None:
         def tell() -> None:
             for job, said in found:
                 job.heard.put_nowait(said)

@@ -17,7 +17,7 @@ from massmerge.serve.openai.schemas import ChatRequest, CompletionRequest
 from massmerge.serve.service import Service
 from massmerge.serve.streams import EVENTS, Streamed, event
 from massmerge.serve.texts import Begun, Written
-from massmerge.serve.writing import Job
+from massmerge.serve.writing import TextJob
 
 
 async def write(service: Service, request: Request, given: ChatRequest | CompletionRequest) -> Response:
@@ -47,7 +47,7 @@ async def write(service: Service, request: Request, given: ChatRequest | Complet
     return json_response(body.whole(written), headers=headers)
 
 
-async def _all(job: Job) -> list[Written]:
+async def _all(job: TextJob) -> list[Written]:
     """The text to its end."""
     found: list[Written] = []
     while not found or found[-1].end is None:
@@ -57,7 +57,7 @@ async def _all(job: Job) -> list[Written]:
     return found
 
 
-async def _events(service: Service, job: Job, body: Completion, *, usage: bool) -> AsyncGenerator[bytes, None]:
+async def _events(service: Service, job: TextJob, body: Completion, *, usage: bool) -> AsyncGenerator[bytes, None]:
     """The text as events; each piece must come within the time in which a whole answer would have to."""
     found: list[Written] = []
     held: list[Written] = []  # tokens whose text is still to come
