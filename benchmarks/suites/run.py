@@ -26,7 +26,11 @@ from massmerge import __version__
 from massmerge.errors import InputError, MassError
 
 STEPS = ("fetch", "finetune", "merge", "evaluate", "report")
-DEFAULT_SETS = {"vision": ("core", "extended"), "text": ("core", "extended", "lora", "lora_same_start", "mixed")}
+DEFAULT_SETS = {
+    "vision": ("core", "extended"),
+    "text": ("core", "extended", "lora", "lora_same_start", "mixed"),
+    "llm": ("chat", "bare"),
+}
 QUICK_ROWS = 40
 
 
@@ -152,7 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.suites", description=__doc__)
     parser.add_argument("suite", choices=tuple(DEFAULT_SETS))
     parser.add_argument(
-        "--sets", help="comma-separated: core, extended, all; for text also lora, lora_same_start, mixed"
+        "--sets",
+        help="comma-separated: core, extended, all; for text also lora, lora_same_start, mixed; for llm chat, bare",
     )
     parser.add_argument("--tasks", help="comma-separated; of the sets, only these tasks")
     parser.add_argument("--steps", help=f"comma-separated, of {', '.join(STEPS)}; all if not given")

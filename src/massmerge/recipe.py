@@ -205,7 +205,9 @@ class RouterOptions(Section):
 
     kind: Literal["projection", "prototype", "linear", "nearest", "mlp", "tuned"] = "projection"
     site: str | Annotated[list[str], Field(min_length=1)] = "auto"
-    token: Literal["auto", "cls", "mean", "both", "each"] = "auto"
+    token: Literal["auto", "cls", "mean", "both", "last", "each"] = "auto"
+    reference: Literal["auto", "template", "words", "none"] = "auto"
+    """What a task's captured share is divided by: its share of the empty prompt, of random words, or nothing."""
     first_pass: Literal["base", "fixed"] = "base"
     score: Literal["residual", "l1", "mahalanobis", "energy"] = "residual"
     standardize: bool = True

@@ -39,7 +39,9 @@ def test_activations_of_the_base_are_those_of_a_whole_forward_pass(name):
     base, inputs = FAMILIES[name].make_base(), FAMILIES[name].make_inputs(3)
     part = base.encoder if name == "t5" else base
     expected = seen_by(part, LAYER[name], inputs)
-    cls, mean, each = FirstPass(shared_copy(base), voters_of(base, "M1.cls", "M1.mean", "M1.each"))(inputs)
+    voters = voters_of(base, "M1.cls", "M1.mean", "M1.last", "M1.each")
+    cls, mean, last, each = FirstPass(shared_copy(base), voters)(inputs)
+    assert torch.allclose(last.rows, expected[:, -1], atol=1e-5)
     assert torch.allclose(cls.rows, expected[:, 0], atol=1e-5)
     assert torch.allclose(mean.rows, expected.mean(1), atol=1e-5)
     assert torch.allclose(each.rows, expected.flatten(0, 1), atol=1e-5)
@@ -72,6 +74,11 @@ def test_one_pass_gathers_the_activations_of_all_voters():
     for z, name in zip(found, ("M1.mean", "A0.cls", "M0.mean"), strict=True):
         alone = FirstPass(shared_copy(base), voters_of(base, name))(inputs)[0]
         assert torch.allclose(z.rows, alone.rows, atol=1e-6)
+
+
+def test_the_last_token_is_the_last_that_is_no_padding_on_either_side():
+    hidden, mask = torch.randn(3, 4, 5), torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1], [0, 1, 1, 0]])
+    assert torch.equal(pool(hidden, "last", mask, 3), hidden[[0, 1, 2], [1, 3, 2]])
 
 
 def test_padding_does_not_count_in_the_mean():

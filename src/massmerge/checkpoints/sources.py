@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from massmerge.checkpoints.gguf import refuse_gguf
 from massmerge.checkpoints.open_clip import named_as_transformers
 from massmerge.checkpoints.stores import HeaderStore, Store, open_file, open_folder, weight_files
 from massmerge.errors import InputError
@@ -94,6 +95,7 @@ def find_source(text: str, relative_to: Path, *, download: bool) -> Source:
         raise InputError(f"{text!r}: not a valid name for a file or folder.")
     path = relative_to / Path(text).expanduser()
     if path.exists():
+        refuse_gguf(text, path.resolve())
         return Source(text, path.resolve())
     if text.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(text):
         raise InputError(f"{text}: no such file or folder (looked for {path.resolve()}).")

@@ -23,8 +23,33 @@ def finite(_: click.Context, __: click.Parameter, value: float) -> float:
     return value
 
 
+def _upstream(options: dict[str, Any], key_file: Path | None) -> dict[str, Any]:
+    """The options with those of an upstream checked; where there is one, nothing is answered here."""
+    from massmerge.serve.openai.upstream import upstream_url
+    from massmerge.serve.settings import read_key
+
+    if options["upstream"] is None:
+        if key_file or options["fallback_model"]:
+            raise InputError("--upstream-key-file and --fallback-model are of use with --upstream only.")
+        return options
+    key = read_key(key_file) if key_file else None
+    return {**options, "upstream": upstream_url(options["upstream"]), "upstream_key": key, "route_only": True}
+
+
 @click.command()
 @click.argument("bundle", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--route-only", is_flag=True, help="Load only what names tasks: POST /v1/route, and --upstream.")
+@click.option(
+    "--upstream",
+    metavar="URL",
+    help="Server of OpenAI's protocol: requests go on to it with their task as the model. Implies --route-only.",
+)
+@click.option(
+    "--upstream-key-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File with the key that the upstream asks for.",
+)
+@click.option("--fallback-model", metavar="NAME", help="Model of the upstream for prompts that no task fits.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 takes a free one."
@@ -123,7 +148,14 @@ def finite(_: click.Context, __: click.Parameter, value: float) -> float:
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Format of the log."
 )
 @verb
-def serve(bundle: Path, api_key_file: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
+def serve(
+    bundle: Path,
+    api_key_file: Path | None,
+    upstream_key_file: Path | None,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
     """Serve BUNDLE over HTTP: an API with batching at /v1/predict, a page at /, a description at /docs.
 
     Listens on this machine only by default. SIGTERM finishes the requests in progress and stops; SIGHUP reloads the bundle
@@ -140,7 +172,7 @@ def serve(bundle: Path, api_key_file: Path | None, as_json: bool, quiet: bool, *
     if options["max_items"] > options["queue"]:
         raise InputError("--max-items is more than --queue: such a request could never be answered.")
     key = read_api_key(api_key_file) if api_key_file else None
-    settings = ServiceSettings(opened.path, api_key=key, **options)
+    settings = ServiceSettings(opened.path, api_key=key, **_upstream(options, upstream_key_file))
     verbose = logging.getLogger().isEnabledFor(logging.INFO)
     set_up_logs(settings.log_format, logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
     listener = bind(settings)

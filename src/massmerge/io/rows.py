@@ -43,17 +43,19 @@ def read_inputs(
     column: str | None = None,
     session: str | None = None,
     stdin: TextIO | None = None,
+    whole: bool = False,
 ) -> Iterator[NamedInput]:
     """Every input that a command line names, one after the other; what cannot be read is an input that is an error.
 
     `-` is standard input, one input per line. A text file gives one input per line, a table one per row, a folder one per
     file. For a text model anything that is not a file is the text itself, unless it looks like the name of one. `column` and
-    `session` are columns of tables.
+    `session` are columns of tables. With `whole`, standard input and text files are one input each, and a list in a table
+    stays one.
     """
     for argument in given:
         path = Path(argument)
         if argument == "-":
-            yield from _lines("-", stdin or [])
+            yield from _lines("-", ["".join(stdin or [])] if whole else stdin or [])
         elif not argument.strip():
             yield NamedInput(repr(argument), InputError("empty text."))
         elif _is_folder(path):
@@ -62,11 +64,11 @@ def read_inputs(
             wrong = "the file is empty" if _exists(path) else "no such file"
             yield NamedInput(argument, InputError(f"{argument}: {wrong}."))
         elif path.suffix.lower() in TABLE_SUFFIXES and _exists(path):
-            yield from _table(path, column, session, image=image)
+            yield from _table(path, column, session, image=image, whole=whole)
         elif image:
             yield NamedInput(argument, path)
         elif _exists(path):
-            yield from _text_file(path)
+            yield from [NamedInput(argument, _read_text(path))] if whole else _text_file(path)
         else:
             yield NamedInput(argument if len(argument) <= 60 else argument[:57] + "…", argument)
 
@@ -153,7 +155,7 @@ def _why_unread(error: UnicodeDecodeError | OSError) -> str:
     return f"not UTF-8 text ({error.reason}). Save it as UTF-8."
 
 
-def _table(path: Path, column: str | None, session: str | None, *, image: bool) -> Iterator[NamedInput]:
+def _table(path: Path, column: str | None, session: str | None, *, image: bool, whole: bool) -> Iterator[NamedInput]:
     """A column of a table; pictures in it are bytes, or paths relative to the table."""
     if column is None:
         yield NamedInput(str(path), InputError(f"{path}: name the column that holds the inputs: --column NAME."))
@@ -166,7 +168,9 @@ def _table(path: Path, column: str | None, session: str | None, *, image: bool) 
             yield NamedInput(name, InputError(f"{name}: the column {column!r} is empty."))
         else:
             key = None if session is None or row[session] in (None, "") else str(row[session])
-            yield NamedInput(name, picture(row[column], path.parent) if image else str(row[column]), key)
+            cell = row[column]
+            text = cell if whole and isinstance(cell, list) else str(cell)
+            yield NamedInput(name, picture(cell, path.parent) if image else text, key)
 
 
 def read_table(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any] | InputError]:

@@ -233,7 +233,8 @@ def _seen(model: Model, chosen: dict[str, list[Any]], step: Step) -> Iterator[Se
     stages = model.stages
     for look in (stages.first, stages.second):
         if look is not None:
-            subspaces = subspaces_of(look.voters, model.sets.tensors, stages.options.score, look.first_pass)
+            folder = model.core.reader.folder
+            subspaces = subspaces_of(look.voters, model.sets.tensors, stages.options, look.first_pass, folder)
             yield Seen(look.voters, _activations(model, look.first_pass, chosen, step), subspaces)
 
 

@@ -186,6 +186,15 @@ class Answering:
         return self.core.writes
 
     @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, or for images the image processor.
+
+        Raises:
+            InputError: the bundle has none.
+        """
+        return self.core.reader.processor
+
+    @property
     def takes_images(self) -> bool:
         """Whether inputs are images; text otherwise."""
         return self.core.reader.image

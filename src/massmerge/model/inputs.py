@@ -18,6 +18,7 @@ from transformers import PretrainedConfig
 from massmerge.checkpoints.pretrained import in_words, pretrained_image_processor, pretrained_tokenizer
 from massmerge.checkpoints.sources import PROCESSOR_FILES
 from massmerge.errors import InputError
+from massmerge.model.chat import is_conversation, is_message, render
 
 MAX_PIXELS = 100_000_000
 _TEXT_LIMIT = 10_000_000  # characters; longer ones would stall the tokenizer before it truncates
@@ -28,7 +29,20 @@ _NAME_ONE = "Name one in the recipe (`processor:`) and merge again, or hand in r
 
 
 class CutRow(Row):
-    """The row of a text whose end did not fit."""
+    """The row of a text whose end did not fit.
+
+    Attributes:
+        length: how many tokens the whole text has; at least, where that is not counted.
+    """
+
+    length = 0
+
+    @classmethod
+    def of(cls, row: Row, length: int) -> CutRow:
+        """A row that is what is left of so many tokens."""
+        cut = cls(row)
+        cut.length = length
+        return cut
 
 
 class InputReader:
@@ -51,7 +65,7 @@ class InputReader:
         attempt: Callable[[Row], object] | None = None,
         seen: torch.Size | None = None,
     ) -> None:
-        self._folder, self._config, self.image, self._attempt = folder, config, image, attempt
+        self.folder, self._config, self.image, self._attempt = folder, config, image, attempt
         self._fitting = {seen}
         self._processor: Any = None
         self._lock = threading.Lock()  # a tokenizer cannot serve two threads at once
@@ -65,9 +79,11 @@ class InputReader:
         """
         if isinstance(item, Mapping):
             row = self._ready({k: torch.as_tensor(v) for k, v in item.items()})
-            return CutRow(row) if isinstance(item, CutRow) else row
+            return CutRow.of(row, item.length) if isinstance(item, CutRow) else row
         if self.image:
             return {"pixel_values": self._pixels(item)}
+        if is_conversation(item):
+            return self._tokens(render(self.processor, item), special=False)
         return self._tokens(item)
 
     def batch(self, rows: list[Row], *, left: bool = False) -> dict[str, Tensor]:
@@ -125,7 +141,7 @@ class InputReader:
 
     # Text
 
-    def _tokens(self, item: Any) -> Row:
+    def _tokens(self, item: Any, *, special: bool = True) -> Row:
         pair = (
             isinstance(item, tuple | list) and len(item) == 2 and all(isinstance(part, str) for part in item)
         )  # e.g. premise and hypothesis
@@ -146,10 +162,12 @@ class InputReader:
         if any("\ud800" <= char <= "\udfff" for text in texts for char in text):
             raise InputError("the text holds bytes that are not UTF-8. Read it in its own encoding.")
         with self._lock, in_words("input", "text"):
-            encoded = tokenizer(*texts, truncation=True, max_length=limit)
+            encoded = tokenizer(*texts, truncation=True, max_length=limit, add_special_tokens=special)
             row = {k: torch.tensor(v) for k, v in encoded.items() if isinstance(v, list)}
-            if row["input_ids"].shape[0] >= limit and not cut:
-                cut = len(tokenizer(*texts)["input_ids"]) > limit
+            length = row["input_ids"].shape[0]
+            if length >= limit:
+                length = len(tokenizer(*texts, add_special_tokens=special)["input_ids"])
+                cut = cut or length > limit
         if cut and not self._said_truncated:
             self._said_truncated = True
             warnings.warn(f"text of more than {limit} tokens was truncated (said once)", stacklevel=2)
@@ -157,13 +175,13 @@ class InputReader:
             raise InputError("the tokenizer finds no token in this text.")
         if int(row["input_ids"].max()) >= self._config.vocab_size:
             raise InputError("the tokenizer is not the base's: it has more tokens. Merge again with the base's own.")
-        row = {k: v.long() for k, v in row.items()}
-        return CutRow(row) if cut else row
+        row = _once_begun({k: v.long() for k, v in row.items()}, tokenizer.bos_token_id)
+        return CutRow.of(row, length) if cut else row
 
     @property
     def has_processor(self) -> bool:
         """Whether there is a tokenizer or image processor."""
-        return self._processor is not None or any((self._folder / name).is_file() for name in PROCESSOR_FILES)
+        return self._processor is not None or any((self.folder / name).is_file() for name in PROCESSOR_FILES)
 
     @property
     def processor(self) -> Any:
@@ -175,9 +193,9 @@ class InputReader:
         if self._processor is None:
             kind = "image processor" if self.image else "tokenizer"
             try:
-                if not self._folder.is_dir():
+                if not self.folder.is_dir():
                     raise InputError("there is no processor folder.")
-                self._processor = (pretrained_image_processor if self.image else pretrained_tokenizer)(self._folder)
+                self._processor = (pretrained_image_processor if self.image else pretrained_tokenizer)(self.folder)
             except InputError as error:
                 raise InputError(f"the bundle has no {kind} that can be loaded: {error} {_NAME_ONE}") from None
         return self._processor
@@ -255,13 +273,24 @@ def _shortened(text: str, room: int, *, left: bool) -> str:
     return text.rstrip()[-room:] if left else text.lstrip()[:room]
 
 
+def _once_begun(row: Row, begin: int | None) -> Row:
+    """A row without its first token where that is the begin token twice: one is of the text, as templates write it."""
+    ids = row["input_ids"]
+    twice = begin is not None and len(ids) > 1 and int(ids[0]) == int(ids[1]) == begin
+    return {name: values[1:] for name, values in row.items()} if twice else row
+
+
 def _padded(values: Tensor, length: int, fill: int, *, left: bool) -> Tensor:
     room = length - values.shape[0]
     return torch.nn.functional.pad(values, (room, 0) if left else (0, room), value=fill)
 
 
 def several(inputs: Any) -> Iterable[Any]:
-    """One input as a list of one; a pair of strings given alone is two inputs, not a pair."""
+    """One input as a list of one; a pair of strings given alone is two inputs, not a pair. Messages are one conversation."""
+    if is_message(inputs):
+        return [[inputs]]
+    if is_conversation(inputs):
+        return [inputs]
     if isinstance(
         inputs, Mapping
     ):  # ready tensors; a tokenizer or image processor gives those of several inputs together

@@ -301,7 +301,7 @@ def _stages(
     recipe, image = bundle.recipe, base.main_input_name == "pixel_values"
     voters = choose_voters(recipe, sites, base, tensors, half=image)
     first_pass = _make_first_pass(bundle, base, kind, voters, tensors, slots)
-    subspaces = subspaces_of(voters, tensors, recipe.router.score, first_pass)
+    subspaces = subspaces_of(voters, tensors, recipe.router, first_pass, bundle.processor_folder)
     own = make_router(bundle, kind, voters, subspaces)
     first = Look(first_pass, lambda: own)
     second = _second_look(bundle, base, sites, kind, tensors, subspaces) if image else None
@@ -332,7 +332,8 @@ def _second_look(
     first_pass = FirstPass(base, voters)
 
     def router() -> Router:
-        return make_router(bundle, kind, voters, subspaces_of(voters, tensors, options.score, first_pass))
+        own = subspaces_of(voters, tensors, options, first_pass, bundle.processor_folder)
+        return make_router(bundle, kind, voters, own)
 
     kin = separation([subspaces.bases for subspaces in dict.fromkeys(first)]).kin(tensors.targets)
     return SecondLook(first_pass, router, kin, options.unsure)

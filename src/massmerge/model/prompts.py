@@ -21,7 +21,7 @@ from transformers import (
 
 from massmerge.errors import InputError, MassError
 from massmerge.model.answers import Generation
-from massmerge.model.inputs import InputReader, Row, positions
+from massmerge.model.inputs import CutRow, InputReader, Row, positions
 
 NEW_TOKENS = 64
 _OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")  # options that are no plain values
@@ -116,12 +116,14 @@ class Writing:
             InputError: it cannot be read, or leaves a decoder no room to write.
         """
         row = self.reader.row(prompt)
-        length = row["input_ids"].shape[0]
+        length, room = row["input_ids"].shape[0], self._room
+        if isinstance(row, CutRow) and not self.encodes:  # or a decoder would go on from the middle of the prompt
+            length, room = row.length, min(length, room)
         new = self.config.max_new_tokens or max(0, (self.config.max_length or 0) - length)
-        if not self.encodes and length + new > self._room:
+        if not self.encodes and length + new > room:
             raise InputError(
-                f"a prompt of {length} tokens and up to {new} new ones are more than the {self._room} that the backbone has "
-                "positions for. Shorten the prompt, or lower max_new_tokens."
+                f"a prompt of {length} tokens and up to {new} new ones are more than the {room} that the backbone and its "
+                "tokenizer take. Shorten the prompt, or lower max_new_tokens."
             )
         return row
 

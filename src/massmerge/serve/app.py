@@ -12,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import massmerge
-from massmerge.serve import about, docs_page, page_files, predict
+from massmerge.serve import about, docs_page, page_files, predict, route
 from massmerge.serve.errors import of_status
 from massmerge.serve.guard import Guard
+from massmerge.serve.openai import endpoints
 from massmerge.serve.openapi import complete_openapi
 from massmerge.serve.service import Service
 from massmerge.serve.settings import ServiceSettings
@@ -37,8 +38,9 @@ def make_app(settings: ServiceSettings) -> FastAPI:
         exception_handlers={HTTPException: _refused},
     )  # fmt: skip
     app.state.service = service
-    for routes in (predict.make_routes(service), about.make_routes(service), page_files.make_routes()):
-        app.include_router(routes)
+    for part in (predict, route, endpoints, about):
+        app.include_router(part.make_routes(service))
+    app.include_router(page_files.make_routes())
     docs_page.add_docs(app)
     complete_openapi(app, locked=settings.api_key is not None)
     app.add_middleware(Guard, service=service)
@@ -46,7 +48,7 @@ def make_app(settings: ServiceSettings) -> FastAPI:
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", "X-API-Key", "X-Request-ID"],
-            expose_headers=["X-Request-ID", "Retry-After"],
+            expose_headers=["X-Request-ID", "Retry-After", "X-Mass-Task", "X-Mass-Confidence"],
         )  # fmt: skip
     return app
 

@@ -32,6 +32,8 @@ class BatchKey:
     route: Literal["input", "batch"] = "input"
     group: str | None = None
     """Set where one decision is made for a request: its inputs run with no others."""
+    only_route: bool = False
+    """Whether the task is all that is asked for."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image
 
-from massmerge.model.model import Model
+from massmerge.model.routing_model import RoutingModel
 from massmerge.serve.batching import Fault
 from massmerge.serve.errors import ServiceError
 from massmerge.serve.settings import ServiceSettings
@@ -38,7 +38,7 @@ class Decoder:
         self.inputs = 0
         """Inputs that are being read."""
 
-    async def read(self, items: Sequence[Item], model: Model) -> list[Read | Fault]:
+    async def read(self, items: Sequence[Item], model: RoutingModel) -> list[Read | Fault]:
         """The images of a request as rows of tensors.
 
         Raises:

@@ -21,6 +21,7 @@ from massmerge.serve.service import Service
 
 log = logging.getLogger("massmerge.serve")
 PROBES = ("/health", "/ready")
+_ANSWERING = ("/v1/predict", "/", "/v1/route", "/v1/chat/completions", "/v1/completions")
 _METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "PATCH", "DELETE")
 _LOCKED = ("/v1/", "/admin/", "/metrics")
 _DRAIN_SECONDS = 2.0  # that the rest of a refused body is read for
@@ -140,7 +141,7 @@ class Guard:
         metrics = self._service.metrics
         metrics.requests.labels(method, route, str(status)).inc()
         metrics.latency.labels(route).observe(seconds)
-        if route in ("/v1/predict", "/") and method == "POST" and status == 200:
+        if route in _ANSWERING and method == "POST" and status == 200:
             self._service.traffic.took(seconds)
         level = logging.DEBUG if route in PROBES else logging.INFO
         client = scope["client"][0] if scope.get("client") else None
@@ -173,7 +174,7 @@ class _Answer:
         scope["state"]["code"] = error.code
         if self._started:
             return
-        response = error.response()
+        response = error.response(scope["path"])
         if not await _drained(scope, receive):
             response.headers["Connection"] = "close"
         await response(scope, receive, self)

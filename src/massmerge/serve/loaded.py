@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from PIL import Image
@@ -20,11 +20,18 @@ from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
 from massmerge.io.allocator import keep_buffers
 from massmerge.io.rows import NamedInput, read_inputs
-from massmerge.model.load import load
-from massmerge.model.model import Model
+from massmerge.model.load import load, load_routing
+from massmerge.model.routing_model import RoutingModel
+from massmerge.serve.errors import ServiceError
 from massmerge.serve.settings import ServiceSettings
 
 _MOST_EXAMPLES = 24
+Answers = Literal["labels", "text", "tasks"]
+_INSTEAD = {
+    "labels": "This bundle answers with labels: use /v1/predict.",
+    "text": "This bundle answers with text: use /v1/chat/completions or /v1/completions.",
+    "tasks": "This service only names tasks: use /v1/route.",
+}
 _EXAMPLE_SIDE = 512  # pixels; a larger example is sent to the page smaller
 
 
@@ -32,11 +39,18 @@ _EXAMPLE_SIDE = 512  # pixels; a larger example is sent to the page smaller
 class Loaded:
     """What answers, and what is said about it."""
 
-    model: Model
+    model: RoutingModel
     report: Inspection
     router: dict[str, Any]
     examples: list[dict[str, str]]
     at: float
+    answers: Answers = "labels"
+    """What inputs are answered with."""
+
+    def refuse_unless(self, answers: Answers) -> None:
+        """Raise an error that names the right endpoint if inputs are answered with something else."""
+        if self.answers != answers:
+            raise ServiceError(404, "not_served", _INSTEAD[self.answers])
 
     @property
     def kind(self) -> str:
@@ -60,6 +74,7 @@ class Loaded:
         return {
             "name": settings.model_name,
             "kind": self.kind,
+            "answers": self.answers,
             "base": {"source": report.base, "class": report.base_class, "bytes": report.base_bytes},
             "tasks": self.tasks(),
             "sizes": report.sizes,
@@ -86,19 +101,34 @@ def load_bundle(settings: ServiceSettings) -> Loaded:
         InputError: not a bundle, damaged, or one whose tasks have no heads; or examples that cannot be read.
     """
     keep_buffers()
-    options: dict[str, Any] = {"router": settings.router, "device": settings.device, "cache": settings.cache}
-    model = load(settings.bundle, **options, check=True, mapped=settings.mapped)
+    model, answers = _load_and_warm(settings)
     bundle = Bundle(settings.bundle, check=False)
-    warm = model.read(Image.new("RGB", (64, 64)) if model.takes_images else "warm")
+    in_force = {"kind": settings.router or bundle.router_kind, "top_k": model.top_k, "voters": model.voters}
+    router = {**bundle.recipe.router.model_dump(mode="json"), **in_force}
+    return Loaded(model, inspect_bundle(bundle), router, _examples(settings, model), time.time(), answers)
+
+
+def _load_and_warm(settings: ServiceSettings) -> tuple[RoutingModel, Answers]:
+    """The model, which has answered once with each task."""
+    options: dict[str, Any] = {"router": settings.router, "device": settings.device}
+    options |= {"check": True, "mapped": settings.mapped}
+    if settings.route_only:
+        part = load_routing(settings.bundle, **options)
+        part.route([_warm(part)])
+        return part, "tasks"
+    model = load(settings.bundle, cache=settings.cache, **options)
+    warm = _warm(model)
     model.predict([warm], on_error="row")
     for task in model.labels:
         model.predict([warm], task=task, on_error="row")
-    in_force = {"kind": settings.router or bundle.router_kind, "top_k": model.top_k, "voters": model.voters}
-    router = {**bundle.recipe.router.model_dump(mode="json"), **in_force}
-    return Loaded(model, inspect_bundle(bundle), router, _examples(settings, model), time.time())
+    return model, "labels"
 
 
-def _examples(settings: ServiceSettings, model: Model) -> list[dict[str, str]]:
+def _warm(model: RoutingModel) -> Any:
+    return model.read(Image.new("RGB", (64, 64)) if model.takes_images else "warm")
+
+
+def _examples(settings: ServiceSettings, model: RoutingModel) -> list[dict[str, str]]:
     """What the page offers to try."""
     if settings.examples is None:
         return []

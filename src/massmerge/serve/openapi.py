@@ -7,10 +7,13 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from massmerge.serve.schemas import ErrorAnswer, HuggingFaceRequest, Options, PredictRequest
+from massmerge.serve.openai.schemas import ChatRequest, CompletionRequest
+from massmerge.serve.schemas import ErrorAnswer, HuggingFaceRequest, Options, PredictRequest, RouteRequest
 
 _REF = "#/components/schemas/{model}"
-_BODIES: tuple[type[BaseModel], ...] = (PredictRequest, HuggingFaceRequest, Options)
+_BODIES: tuple[type[BaseModel], ...] = (
+    PredictRequest, HuggingFaceRequest, Options, RouteRequest, ChatRequest, CompletionRequest,
+)  # fmt: skip
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -65,6 +68,15 @@ HUGGING_FACE_BODY: dict[str, Any] = {
         "content": {"application/json": _json_body(HuggingFaceRequest), "image/*": _BINARY},
     }
 }
+
+
+def _only_json(model: type[BaseModel]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": {"application/json": _json_body(model)}}}
+
+
+ROUTE_BODY = _only_json(RouteRequest)
+CHAT_BODY = _only_json(ChatRequest)
+COMPLETION_BODY = _only_json(CompletionRequest)
 
 
 def complete_openapi(app: FastAPI, *, locked: bool) -> None:

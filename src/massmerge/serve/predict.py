@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic_core import to_json
 from starlette.responses import Response
 
-from massmerge.serve.batching import BatchKey, Fault, Outcome
-from massmerge.serve.bodies import EVERYTHING, choice_of, labels_body, prediction_body
+from massmerge.serve.batching import BatchKey, Outcome
+from massmerge.serve.bodies import EVERYTHING, choice_of, json_response, labels_body, prediction_body, status_of
 from massmerge.serve.errors import ServiceError
 from massmerge.serve.openapi import ERRORS, HUGGING_FACE_BODY, PREDICT_BODY
 from massmerge.serve.reading import media_type, read_json, read_predict
@@ -33,6 +32,7 @@ def make_routes(service: Service) -> APIRouter:
         An input that cannot be read has its error in its place, and the others are answered. Where none can be read the
         status is 422.
         """
+        service.loaded.refuse_unless("labels")
         items, options = await read_predict(request, service.settings)
         state = request.state
         choice = choice_of(options, state.request_id, service.loaded.model.tasks)
@@ -43,10 +43,10 @@ def make_routes(service: Service) -> APIRouter:
             "model": service.settings.model_name,
             "predictions": [prediction_body(outcome, options) for outcome in outcomes],
         }
-        status = _status(outcomes)
+        status = status_of(outcomes)
         if status != 200:
             body["error"] = body["predictions"][0]["error"]
-        return _json(body, status)
+        return json_response(body, status)
 
     @router.post(
         "/", response_model=list[list[HuggingFaceLabel]] | list[HuggingFaceLabel], responses=ERRORS,
@@ -58,6 +58,7 @@ def make_routes(service: Service) -> APIRouter:
         For text a list for each input; for an image its list, as `huggingface_hub.InferenceClient` reads them. Where no task
         fits an input its list is empty.
         """
+        service.loaded.refuse_unless("labels")
         given, single = await _hugging_face_items(request, service)
         items, parameters = given
         loaded = service.loaded
@@ -65,7 +66,7 @@ def make_routes(service: Service) -> APIRouter:
         choice = choice_of(parameters, request.state.request_id, loaded.model.tasks)
         outcomes = await _answers(service, request, items, choice, top)
         lists = [labels_body(outcome, index, top) for index, outcome in enumerate(outcomes)]
-        return _json(lists[0] if single and loaded.model.takes_images else lists)
+        return json_response(lists[0] if single and loaded.model.takes_images else lists)
 
     return router
 
@@ -93,15 +94,3 @@ async def _answers(
 ) -> list[Outcome]:
     request.state.inputs = len(items)
     return await service.answer(request, items, choice, top, request.state.deadline, session)
-
-
-def _status(outcomes: list[Outcome]) -> int:
-    """200 if anything was answered; 422 if all inputs are bad; 500 if it was the service's fault."""
-    codes = [outcome.result.code for outcome in outcomes if isinstance(outcome.result, Fault)]
-    if len(codes) < len(outcomes):
-        return 200
-    return 500 if "internal" in codes else 422
-
-
-def _json(body: Any, status: int = 200) -> Response:
-    return Response(to_json(body, inf_nan_mode="null"), status, media_type="application/json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -10,9 +11,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from massmerge.serve.errors import ServiceError
-from massmerge.serve.schemas import ImageInput, Input, Options, PredictRequest, TextInput
+from massmerge.serve.schemas import ImageInput, Input, Message, Options, PredictRequest, RouteRequest, TextInput
 from massmerge.serve.settings import ServiceSettings
-from massmerge.serve.worker import Item, SentImage, SentText
+from massmerge.serve.worker import Item, SentChat, SentImage, SentText
 
 _M = TypeVar("_M", bound=BaseModel)
 _INPUTS = 'give a text, {"text": …}, {"image": …}, or a list of these'
@@ -37,10 +38,10 @@ async def read_json(request: Request, model: type[_M]) -> _M:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise _explained(error) from None
+        raise explained(error) from None
 
 
-def _explained(error: ValidationError) -> ServiceError:
+def explained(error: ValidationError) -> ServiceError:
     """All that is wrong with a body, once each, without quoting it."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
     if faults[0]["type"] == "json_invalid":
@@ -74,6 +75,28 @@ async def read_predict(request: Request, settings: ServiceSettings) -> tuple[lis
     raise ServiceError(
         415, "unsupported_media_type", "Send application/json, multipart/form-data with images, or an image."
     )
+
+
+async def read_route(request: Request, settings: ServiceSettings) -> tuple[list[Item], RouteRequest]:
+    """Inputs and options of `/v1/route`.
+
+    Raises:
+        ServiceError: the body is of another kind, or not of that form.
+    """
+    if media_type(request) != "application/json":
+        raise ServiceError(415, "unsupported_media_type", "Send application/json.")
+    given = await read_json(request, RouteRequest)
+    if (given.inputs is None) == (given.messages is None):
+        raise ServiceError(422, "invalid", "Give inputs or messages, one of them.")
+    if given.messages is not None:
+        return [chat_of(given.messages)], given
+    inputs = given.inputs if isinstance(given.inputs, list) else [given.inputs]
+    return _counted([item_of(one) for one in inputs if one is not None], settings), given
+
+
+def chat_of(messages: Sequence[Message]) -> SentChat:
+    """A conversation as the worker takes it; what has no text is left out."""
+    return SentChat(tuple((message.role, message.words) for message in messages if message.words))
 
 
 def item_of(given: Input) -> Item:
@@ -112,6 +135,6 @@ async def _read_form(request: Request, settings: ServiceSettings) -> tuple[list[
                 options[name] = value
         return _counted(items, settings), Options.model_validate(options)
     except ValidationError as error:
-        raise _explained(error) from None
+        raise explained(error) from None
     finally:
         await form.close()

@@ -66,6 +66,48 @@ class PredictRequest(Options):
     inputs: Input | list[Input] = Field(description="A text, `{text}`, `{image}`, or a list of these.")
 
 
+class TextPart(BaseModel):
+    """A part of a message; of other types than `text` nothing is read."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(BaseModel):
+    """A message of a conversation, as OpenAI's clients send it."""
+
+    role: str = Field(max_length=64)
+    content: str | list[TextPart] | None = None
+
+    @property
+    def words(self) -> str:
+        """The text of all its parts."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content if part.type == "text" and part.text)
+        return self.content or ""
+
+
+class RouteRequest(_Given):
+    """Inputs of which only the tasks are asked, or a conversation."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"inputs": _TEXT}, {"messages": [{"role": "user", "content": "Is this spam? " + _TEXT}]}]
+        }
+    )
+    inputs: Input | list[Input] | None = Field(default=None, description="As in `/v1/predict`.")
+    messages: list[Message] | None = Field(
+        default=None, min_length=1, max_length=10_000, description="A conversation, in place of inputs."
+    )
+    tasks: list[str] | None = Field(
+        default=None, min_length=1, max_length=1000, description="Choose among these tasks only."
+    )
+    top_k: int = Field(default=3, ge=1, le=1000, description="How many tasks to return, the best included.")
+    session: str | None = Field(
+        default=None, min_length=1, max_length=200, description="As in `/v1/predict`: a key of the source."
+    )
+
+
 class HuggingFaceParameters(_Given):
     """Parameters of text and image classification."""
 
@@ -164,6 +206,32 @@ class PredictAnswer(BaseModel):
     predictions: list[PredictionAnswer]
 
 
+class TaskConfidence(BaseModel):
+    """A task, and how probable it is that it is the right one."""
+
+    task: str
+    confidence: float
+
+
+class RouteEntry(BaseModel):
+    """The task of one input; null where none fits, or where there is an error."""
+
+    task: str | None
+    confidence: float | None = Field(description="The probability that the task is right.")
+    alternatives: list[TaskConfidence] = Field(description="The next best tasks.")
+    selected: list[str]
+    truncated: bool = Field(description="Whether the end of the text was cut off because it has too many tokens.")
+    error: Error | None
+
+
+class RouteAnswer(BaseModel):
+    """The tasks, in the order of the inputs."""
+
+    request_id: str
+    model: str
+    routes: list[RouteEntry]
+
+
 class TaskAnswer(BaseModel):
     """A task of the bundle."""
 
@@ -188,6 +256,7 @@ class BundleAnswer(BaseModel):
 
     name: str
     kind: Literal["text", "image"]
+    answers: Literal["labels", "text", "tasks"] = Field(description="What inputs are answered with.")
     base: dict[str, Any]
     tasks: list[TaskAnswer]
     sizes: dict[str, int]
@@ -211,11 +280,11 @@ class ModelEntry(BaseModel):
     created: int
     owned_by: str
     kind: Literal["text", "image"]
-    tasks: list[str]
+    tasks: list[str] = Field(description="Those that inputs are routed to; the task itself, where the model is one.")
 
 
 class ModelsAnswer(BaseModel):
-    """The models: there is one."""
+    """The models: the bundle, and where texts are written each of its tasks."""
 
     object: Literal["list"]
     data: list[ModelEntry]

@@ -6,22 +6,24 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import torch
 from starlette.requests import Request
 
 from massmerge.errors import MassError
-from massmerge.model.model import Model
+from massmerge.model.answers import Prediction
+from massmerge.model.routing_model import RoutingModel
 from massmerge.routing.sessions import Sessions
-from massmerge.serve.batching import Batcher, BatchKey, Outcome
+from massmerge.serve.batching import Batcher, BatchKey, Fault, Outcome
 from massmerge.serve.decoding import Decoder
 from massmerge.serve.errors import ClientGone, ServiceError
 from massmerge.serve.loaded import Loaded, load_bundle
 from massmerge.serve.logs import without_values
 from massmerge.serve.metrics import Metrics
+from massmerge.serve.openai.upstream import Upstream
 from massmerge.serve.settings import ServiceSettings
 from massmerge.serve.traffic import Traffic
 from massmerge.serve.worker import InSession, Worker
@@ -48,7 +50,9 @@ class Service:
         self._loaded: Loaded | None = None
         self._batcher: Batcher | None = None
         self._decoder: Decoder | None = None
-        self._under_way: set[asyncio.Task[list[Outcome]]] = set()
+        self.upstream: Upstream | None = None
+        """Where completions are written, if not here."""
+        self._under_way: set[asyncio.Task[Any]] = set()
         self._reloading = asyncio.Lock()
 
     # Life
@@ -63,6 +67,8 @@ class Service:
             begin=self._set_threads, hear=self.metrics.batch, died=self._died,
         )  # fmt: skip
         self._decoder = Decoder(worker, settings, self._set_threads)
+        if settings.upstream is not None:
+            self.upstream = Upstream(settings)
         self.metrics.queue.set_function(lambda: self.waiting)
         self.metrics.sessions.set_function(lambda: len(sessions))
         self.metrics.ready.set_function(lambda: self._loaded is not None and not self.ending)
@@ -75,6 +81,8 @@ class Service:
             self.loading.cancel()
         if self._decoder:
             self._decoder.close()
+        if self.upstream:
+            await self.upstream.close()
         if self._batcher:
             await asyncio.to_thread(self._batcher.close, 1.0)
 
@@ -147,7 +155,7 @@ class Service:
             raise ServiceError(503, "not_ready", "The bundle is being loaded.", 2)
         return self._loaded
 
-    def _model(self) -> Model:
+    def _model(self) -> RoutingModel:
         return self.loaded.model
 
     @property
@@ -172,31 +180,51 @@ class Service:
             ServiceError: there is no room, or no time left.
             ClientGone: nobody waits for the answer any more.
         """
-        work = asyncio.create_task(self._answer(items, choice, top, deadline, session))
-        gone = asyncio.ensure_future(_disconnected(request))
-        self._under_way.add(work)
+        outcomes = await self.finished(request, self._answer(items, choice, top, deadline, session), deadline)
+        self.count([outcome.result for outcome in outcomes])
+        return outcomes
+
+    async def finished(self, request: Request, work: Coroutine[Any, Any, _R], deadline: float) -> _R:
+        """What some work for a request gives; it is cancelled where nobody waits for it, or its time is over.
+
+        Raises:
+            ServiceError: no time is left, or the service stops.
+            ClientGone: nobody waits for the answer any more.
+        """
+        task = asyncio.create_task(work)
+        gone = asyncio.ensure_future(disconnected(request))
         try:
-            async with asyncio.timeout_at(deadline):
-                waits: set[asyncio.Future[Any]] = {work, gone}
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            with self.under_way(task):
+                async with asyncio.timeout_at(deadline):
+                    waits: set[asyncio.Future[Any]] = {task, gone}
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             assert self._batcher is not None
             message = f"No answer within {self.settings.timeout:g} s."
             raise ServiceError(503, "timeout", message, self._batcher.retry_after()) from None
         finally:
             gone.cancel()
-            self._under_way.discard(work)
-            if not work.done():
-                work.cancel()
-        if not work.done():
+            if not task.done():
+                task.cancel()
+        if not task.done():
             raise ClientGone
-        if work.cancelled():
+        if task.cancelled():
             raise ServiceError(503, "stopping", "The service is stopping and can no longer answer.", 5)
-        outcomes = work.result()
-        results = [outcome.result for outcome in outcomes]
+        return task.result()
+
+    @contextmanager
+    def under_way(self, work: asyncio.Task[Any]) -> Iterator[None]:
+        """Inside, `give_up` cancels this work."""
+        self._under_way.add(work)
+        try:
+            yield
+        finally:
+            self._under_way.discard(work)
+
+    def count(self, results: list[Prediction | Fault]) -> None:
+        """Note what became of inputs."""
         self.metrics.count(results)
         self.traffic.count(results)
-        return outcomes
 
     async def _answer(
         self, items: Sequence[Any], choice: BatchKey, top: int, deadline: float, session: str | None
@@ -246,7 +274,7 @@ async def _in_daemon(function: Callable[[], _R]) -> _R:
     return await found
 
 
-async def _disconnected(request: Request) -> None:
+async def disconnected(request: Request) -> None:
     """Returns when the client has closed the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

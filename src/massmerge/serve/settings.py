@@ -53,6 +53,14 @@ class ServiceSettings:
     """Connections at once, as far as there are file handles."""
     grace: float = 10.0
     """Seconds in which what is under way is finished when the service stops."""
+    route_only: bool = False
+    """Load only what names tasks."""
+    upstream: str | None = None
+    """Address of a server of OpenAI's protocol, to which requests go on with their task as the model."""
+    upstream_key: bytes | None = None
+    """What the upstream asks for; without it the client's own goes on, if this service has none."""
+    fallback_model: str | None = None
+    """The upstream's model for prompts that no task fits."""
     mapped: bool = False
     """Leave the bundle's tensors in their files."""
     api_key: bytes | None = None
@@ -77,15 +85,23 @@ class ServiceSettings:
 
 
 def read_api_key(path: Path) -> bytes:
-    """The key in a file, without the space around it.
+    """The key in a file that requests must carry, without the space around it.
 
     Raises:
-        InputError: the file cannot be read, or holds no key that a header can carry.
+        InputError: the file cannot be read, or holds no key that a header can carry, or a short one.
     """
+    key = read_key(path)
+    if len(key) < 16:
+        raise InputError(f"{path}: a key is one word of 16 or more ASCII characters. `openssl rand -hex 32` makes one.")
+    return key
+
+
+def read_key(path: Path) -> bytes:
+    """The key in a file that somebody else's service asks for; errors as above, and it may be short."""
     try:
         key = path.read_bytes().strip()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}).") from None
-    if len(key) < 16 or not all(33 <= byte <= 126 for byte in key):
+    if not key or not all(33 <= byte <= 126 for byte in key):
         raise InputError(f"{path}: a key is one word of 16 or more ASCII characters. `openssl rand -hex 32` makes one.")
     return key

@@ -15,12 +15,12 @@ from massmerge.model.speed.parallel import parts_of, run_parts
 from massmerge.routing.activation import Activation, joined
 from massmerge.routing.sites import Site, routed_part
 
-Token = Literal["cls", "mean", "each"]
+Token = Literal["cls", "mean", "last", "each"]
 
 
 @dataclass(frozen=True)
 class Voter:
-    """A site and what is taken of its activation: the class token, the mean over real tokens, or each of them."""
+    """A site and what is taken of its activation: the class token, the mean over real tokens, the last, or each of them."""
 
     site: Site
     token: Token
@@ -126,13 +126,17 @@ def _seen(hidden: Tensor, token: Token, mask: Tensor | None, batch: int) -> Acti
     return Activation(hidden[mask.bool()].float().cpu(), mask.sum(1).cpu())
 
 
-def pool(hidden: Tensor, token: Literal["cls", "mean"], mask: Tensor | None, batch: int) -> Tensor:
+def pool(hidden: Tensor, token: Literal["cls", "mean", "last"], mask: Tensor | None, batch: int) -> Tensor:
     """One vector (batch, width) for each input of an activation (batch, tokens, width)."""
     hidden = by_token(hidden, batch)
     if token == "cls":
         return hidden[:, 0].float()
     if mask is None or mask.shape != hidden.shape[:2]:
-        return hidden.float().mean(1)
+        return hidden[:, -1].float() if token == "last" else hidden.float().mean(1)
+    if token == "last":
+        # Padding may stand on either side, so it is the place of the last 1.
+        last = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).argmax(1)
+        return hidden[torch.arange(batch, device=hidden.device), last].float()
     real = mask.to(hidden.dtype)
     return torch.einsum("btd,bt->bd", hidden, real).float() / real.sum(1, keepdim=True).clamp_min(1)
 

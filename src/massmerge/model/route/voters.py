@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,9 +15,10 @@ from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
 from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
 from massmerge.model.route.first_pass import FirstPass, Voter
-from massmerge.recipe import Recipe
+from massmerge.model.route.references import empty_prompts, is_decoder, random_words
+from massmerge.recipe import Recipe, RouterOptions
 from massmerge.routing import Site, choose_sites
-from massmerge.routing.neutral import NeutralRouter
+from massmerge.routing.neutral import Neutral, NeutralRouter
 from massmerge.routing.projection import ProjectionRouter, Score, of_common_rank, site_basis
 from massmerge.routing.router import Router
 from massmerge.routing.routers import find_router
@@ -30,18 +32,25 @@ TYPICAL = "typical"
 def choose_voters(
     recipe: Recipe, sites: list[Site], base: PreTrainedModel, tensors: TaskTensors, *, half: bool
 ) -> list[Voter]:
-    """Sites and tokens that vote. A class token is there in most image models; in text it is one word among others."""
+    """Sites and tokens that vote.
+
+    A class token is there in most image models; in text it is one word among others. A decoder's last token has seen the
+    whole prompt, which tells more of adapters that hardly left their random starts.
+    """
     tasks = range(len(tensors.names))
 
     def covered(site: Site) -> int:
         return sum(any(tensors.changes(task, name) for name in site.tensors) for task in tasks)
 
     chosen = choose_sites(sites, recipe.router.site, covered, half=half)
-    if recipe.router.site == "auto" and _reads_text(base) and _random_starts(chosen, tensors):
+    random = _reads_text(base) and bool(_random_starts(chosen, tensors))
+    if recipe.router.site == "auto" and random:
         least = min(map(covered, chosen))
         chosen = [site for site in choose_sites(sites, "auto", letters="AOMD") if covered(site) >= least]
     token = recipe.router.token
-    if token == "auto":
+    if token == "auto" and is_decoder(base) and random:
+        token = "last"
+    elif token == "auto":
         names = {name.rpartition(".")[2] for name, _ in base.named_parameters()}
         token = "both" if names & {"cls_token", "class_embedding"} else "mean"
     return [Voter(site, t) for site in chosen for t in (("cls", "mean") if token == "both" else (token,))]
@@ -79,22 +88,49 @@ def _fitted(bundle: Bundle, kind: str) -> dict[str, TensorInfo]:
 
 
 def subspaces_of(
-    voters: list[Voter], tensors: TaskTensors, score: Score, first_pass: FirstPass
+    voters: list[Voter], tensors: TaskTensors, options: RouterOptions, first_pass: FirstPass, processor: Path
 ) -> list[ProjectionRouter]:
     """The tasks' subspaces for each voter, which are the router that needs no data; tokens of one site share it.
 
-    Adapters with random starts of their own are compared with what they hold of random words.
+    Adapters with random starts of their own are compared with what they hold of an input that belongs to no task.
+
+    Args:
+        voters: who votes.
+        tensors: the tasks' factors.
+        options: how residuals are scored, and what they are compared with.
+        first_pass: the pass that the voters look at.
+        processor: the bundle's folder of the tokenizer, which empty prompts are made with.
     """
     sites = {voter.site.name: voter.site for voter in voters}
-    if score == "residual" and _reads_text(first_pass.model) and (random := _random_starts([*sites.values()], tensors)):
-        with torch.inference_mode():
-            seen = first_pass(_random_words(first_pass.model))
-        return [_neutral_router(tensors, v.site, random, z.pooled()) for v, z in zip(voters, seen, strict=True)]
-    made = {name: site_router(tensors, site, score) for name, site in sites.items()}
+    random = _compared(options, [*sites.values()], tensors, first_pass.model)
+    if random:
+        neutral = _references(options, first_pass, processor)
+        return [_neutral_router(tensors, v.site, random, z) for v, z in zip(voters, neutral, strict=True)]
+    made = {name: site_router(tensors, site, options.score) for name, site in sites.items()}
     return [made[voter.site.name] for voter in voters]
 
 
-def _neutral_router(tensors: TaskTensors, site: Site, random: list[int], neutral: Tensor) -> NeutralRouter:
+def _compared(options: RouterOptions, sites: list[Site], tensors: TaskTensors, model: PreTrainedModel) -> list[int]:
+    """The tasks that are compared with a reference; by default the adapters that look random."""
+    if options.score != "residual" or options.reference == "none" or not _reads_text(model):
+        return []
+    if options.reference != "auto":
+        return list(dict.fromkeys(tensors.targets))
+    return _random_starts(sites, tensors)
+
+
+def _references(options: RouterOptions, first_pass: FirstPass, processor: Path) -> list[Neutral]:
+    """What each voter sees of inputs that belong to no task: of a decoder's empty prompts, or of random words."""
+    wanted = options.reference
+    if wanted == "template" or (wanted == "auto" and is_decoder(first_pass.model)):
+        prompts = empty_prompts(first_pass.model, processor)
+        if prompts is not None:
+            seen = [first_pass(prompt) for prompt in prompts]
+            return [Neutral(torch.cat([z.pooled() for z in each]), nearest=True) for each in zip(*seen, strict=True)]
+    return [Neutral(z.pooled()) for z in first_pass(random_words(first_pass.model))]
+
+
+def _neutral_router(tensors: TaskTensors, site: Site, random: list[int], neutral: Neutral) -> NeutralRouter:
     """The router of a site where some adapters look random."""
     learned = [task for task, target in enumerate(tensors.targets) if target not in random]
     own = site_router(tensors, site, tasks=learned) if len(learned) > 1 else None
@@ -104,13 +140,6 @@ def _neutral_router(tensors: TaskTensors, site: Site, random: list[int], neutral
 
 def _reads_text(model: PreTrainedModel) -> bool:
     return model.main_input_name == "input_ids"
-
-
-def _random_words(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Inputs that belong to no task: 32 texts of 16 tokens. How many, and how long, was chosen on validation rows."""
-    vocabulary = max(1, getattr(model.config, "vocab_size", 4))
-    ids = torch.randint(vocabulary, (32, 16), generator=torch.Generator().manual_seed(0)).to(model.device)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def _random_starts(sites: list[Site], tensors: TaskTensors) -> list[int]:

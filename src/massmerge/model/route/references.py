@@ -1,0 +1,51 @@
+"""Inputs that belong to no task: what a task's subspace holds of them by chance is no reason to choose it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from massmerge.checkpoints.backbone import language_class
+from massmerge.checkpoints.pretrained import pretrained_tokenizer
+from massmerge.errors import InputError
+from massmerge.model.chat import empty_prompt
+
+Batch = dict[str, Tensor]
+
+
+def is_decoder(model: PreTrainedModel) -> bool:
+    """Whether a model writes on from its prompt, so that its last token has seen all of it."""
+    return language_class(model.config) is not None and not getattr(model.config, "is_encoder_decoder", False)
+
+
+def random_words(model: PreTrainedModel) -> Batch:
+    """Texts of no task: 32 of 16 tokens. How many, and how long, was chosen on validation rows."""
+    vocabulary = max(1, getattr(model.config, "vocab_size", 4))
+    ids = torch.randint(vocabulary, (32, 16), generator=torch.Generator().manual_seed(0)).to(model.device)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def empty_prompts(model: PreTrainedModel, processor: Path) -> list[Batch] | None:
+    """Prompts that ask for nothing: the chat template around an empty message, and a newline; none without a tokenizer.
+
+    Args:
+        model: runs the first pass.
+        processor: the bundle's folder of the tokenizer.
+    """
+    try:
+        tokenizer = pretrained_tokenizer(processor)
+    except InputError:
+        return None  # ready tensors are all that such a bundle takes
+    chat = empty_prompt(tokenizer)
+    rows = [tokenizer(text, add_special_tokens=chat != text)["input_ids"] for text in (chat, "\n") if text is not None]
+    vocabulary = model.config.vocab_size
+    known = [ids for ids in rows if ids and max(ids) < vocabulary]
+    return [_batch(ids, model) for ids in known] or None
+
+
+def _batch(tokens: list[int], model: PreTrainedModel) -> Batch:
+    ids = torch.tensor([tokens], device=model.device)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -1,0 +1,1 @@
+"""OpenAI's protocol: completions that this service writes, or that an upstream does."""
