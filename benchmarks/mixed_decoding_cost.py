@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from generate_cost import medians
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 import massmerge as mm
+from generate_cost import medians
 from massmerge import Routing
 
 TASKS = tuple("abcdefgh")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from massmerge.bundle.base import LARGE
 from massmerge.bundle.watched_files import SourceFiles
 from massmerge.checkpoints import (
     PROCESSOR_FILES,
@@ -55,6 +56,12 @@ class OpenedRecipe:
     def opened(self) -> list[TaskRecipe]:
         """The tasks whose own sources are opened: all that no bundle gives."""
         return tasks_besides(self.recipe, self.bundled)
+
+    @property
+    def copies_base(self) -> bool:
+        """Whether what is written holds the base's weights, or says where they lie."""
+        said = self.recipe.merge.base
+        return self.recipe.merge.static or said == "copy" or (said == "auto" and self.plan.sizes.base <= LARGE)
 
 
 def tasks_besides(recipe: Recipe, bundled: Bundled | None) -> list[TaskRecipe]:

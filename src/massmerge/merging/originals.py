@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from massmerge.checkpoints.expert_tensors import ExpertTensor, Kept, difference, finite
 from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.merging.plan import TensorPlan
+
+_UNREAD = torch.empty(0)
 
 
 class Originals:
@@ -50,7 +54,7 @@ class Originals:
             return difference(base, self.whole(tensor, task, base))
         return self.read(task, tensor.name).matrix(base, tensor.kind)
 
-    def kept(self, tensor: TensorPlan, task: str, base: Tensor) -> Kept | None:
-        """The expert's factors at the recipe's rank; none where the delta is zero."""
-        rank = tensor.ranks[self.tasks.index(task)]
-        return self.read(task, tensor.name).keep(base, tensor.kind, rank, self._energy)
+    def kept(self, tensor: TensorPlan, task: str, base: Callable[[], Tensor]) -> Kept | None:
+        """The expert's factors at the recipe's rank; none where the delta is zero. The base is read if it takes part."""
+        rank, found = tensor.ranks[self.tasks.index(task)], self.read(task, tensor.name)
+        return found.keep(base() if found.needs_base else _UNREAD, tensor.kind, rank, self._energy)

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 import massmerge
+from massmerge.bundle.base import base_sha256
 from massmerge.bundle.encoding import decode, encode, stored_type
 from massmerge.bundle.layout import PROCESSOR
 from massmerge.bundle.merge_folder import MergeFolder, recover, refuse_target
@@ -257,11 +258,11 @@ class _Run:
 
     def _factored(self, tensor: TensorPlan, given: dict[int, str]) -> dict[str, Tensor]:
         """Factors of every task, and what is known of them together."""
-        base = self.originals.base(tensor.name)
+        base = cache(partial(self.originals.base, tensor.name))  # adapters know their deltas without it
         found = {i: self.originals.kept(tensor, task, base) for i, task in given.items()}
         kept = {i: one for i, one in found.items() if one is not None}
         assert tensor.matrix is not None
-        dtype = stored_type(self.prepared.recipe.merge.factors, base.dtype, tensor.matrix)
+        dtype = stored_type(self.prepared.recipe.merge.factors, getattr(torch, tensor.dtype), tensor.matrix)
         stored = {i: encode(one.factors, dtype) for i, one in kept.items()}
         part = {f"{i}.{name}": tensor for i, parts in stored.items() for name, tensor in parts.items()}
         count = len(self.order)
@@ -330,6 +331,10 @@ def _fingerprint(prepared: OpenedRecipe, workers: int) -> str:
     experts = [prepared.experts[task.name].source for task in prepared.opened]
     sources = experts if bundled else [prepared.base.source, *experts]
     files = {f"{s.text}/{p.name}": p for s in sources if s.revision is None for p in s.files()}
+    base = []
+    if not prepared.copies_base and not bundled:  # its weights are hardly read: nor are they for this
+        weights = {info.path for info in prepared.base.store.infos.values()}
+        files, base = {name: path for name, path in files.items() if path not in weights}, [base_sha256(prepared.base)]
     if bundled is None:
         files |= {f"{PROCESSOR}/{name}": path for name, path in prepared.processor.items()}
     files |= {text: prepared.folder / Path(text).expanduser() for text in named_files(prepared.opened)}
@@ -337,13 +342,15 @@ def _fingerprint(prepared: OpenedRecipe, workers: int) -> str:
     revisions = {s.text: s.revision for s in sources}
     taken = [bundled.bundle.manifest["sha256"]] if bundled else []  # which knows the bytes of all the bundle's files
     planned = [[tensor.name, *tensor.ranks] for tensor in prepared.plan.tensors]  # parts are numbered by it
-    text = json.dumps([massmerge.__version__, prepared.recipe.dump(), revisions, sums, planned, *taken], sort_keys=True)
+    known = [massmerge.__version__, prepared.recipe.dump(), revisions, sums, planned, *taken, *base]
+    text = json.dumps(known, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _refuse_full_disk(target: Path, prepared: OpenedRecipe) -> None:
     sizes = prepared.plan.sizes
     needed = sizes.counted + sizes.heads + sizes.factors + sizes.whole + sizes.fixed  # the parts stay until the end
+    needed -= 0 if prepared.copies_base else sizes.base
     existing = next(p for p in (target, *target.parents) if p.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:

@@ -46,7 +46,7 @@ def assemble_bundle(prepared: OpenedRecipe, work: MergeFolder, fingerprint: str)
     recipe, plan = prepared.recipe, prepared.plan
     (out / BASE).mkdir()
     write_config(prepared, out / BASE)
-    if recipe.merge.base == "copy":
+    if prepared.copies_base:
         _write_base(prepared, out / BASE_WEIGHTS)
     if prepared.base_head is not None:
         write_head(out / BASE, prepared.base_head)
@@ -72,7 +72,7 @@ def assemble_bundle(prepared: OpenedRecipe, work: MergeFolder, fingerprint: str)
     ]
     base = {"class": plan.base_class, "source": plan.base, "revision": plan.base_revision, "bytes": plan.sizes.base}
     base |= {"dtype": str(prepared.base.dtype).removeprefix("torch.")} | base_terms.to_dict()
-    if recipe.merge.base == "by_reference":
+    if not prepared.copies_base:
         base |= {"location": _location(prepared.base.source), "sha256": base_sha256(prepared.base)}
     said = {**common(prepared, fingerprint), "base": base, "tasks": tasks, "ranks": ranks}
     encoded = any(_encoded(recipe, tensor) for tensor in plan.tensors)

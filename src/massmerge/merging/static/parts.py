@@ -121,7 +121,7 @@ class StaticParts:
             return found
 
         def factor(task: str) -> Factors | None:
-            found = self._originals.kept(tensor, task, base)
+            found = self._originals.kept(tensor, task, lambda: base)
             if norm is not None and found is not None:
                 norm[self._known.tasks.index(task)] = found.norm
             return found.factors if found is not None else None
