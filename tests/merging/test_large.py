@@ -46,14 +46,14 @@ def write_adapter(folder: Path, seed: int) -> None:
     folder.mkdir()
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for layer in range(CONFIG.num_hidden_layers):
+    for layer in range(0, CONFIG.num_hidden_layers, 8):  # as `layers_to_transform` has it
         for name in ("q_proj", "v_proj"):
             path = f"base_model.model.model.layers.{layer}.self_attn.{name}"
             tensors[f"{path}.lora_A.weight"] = torch.randn(RANK, 4096, generator=generator).bfloat16()
             tensors[f"{path}.lora_B.weight"] = torch.randn(4096, RANK, generator=generator).bfloat16()
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK,
-              "target_modules": ["q_proj", "v_proj"]}  # fmt: skip
+              "target_modules": ["q_proj", "v_proj"], "layers_to_transform": [0, 8, 16, 24]}  # fmt: skip
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import transformers
@@ -243,7 +245,12 @@ def config_differences(expert: PretrainedConfig, base: PretrainedConfig) -> list
 
 def label_slots(config: PretrainedConfig, class_name: str) -> dict[str, int]:
     """Tensors whose size depends on the number of labels, with the dimension that does."""
-    wider = type(config).from_dict(config.to_dict())
+    return _label_slots(type(config), config.to_json_string(use_diff=False), class_name)  # type: ignore[arg-type]
+
+
+@lru_cache(64)  # twenty adapters of one base ask the same
+def _label_slots(kind: type[PretrainedConfig], said: str, class_name: str) -> dict[str, int]:
+    config, wider = kind.from_dict(json.loads(said)), kind.from_dict(json.loads(said))
     wider.num_labels = config.num_labels + 1
     ours, theirs = build(config, class_name).slots, build(wider, class_name).slots
     return {
@@ -274,6 +281,8 @@ def infer_task_model(
         match = skeleton.match(infos)
         if best is None or len(match.unexpected) < len(best[1].unexpected):
             best = skeleton, match
+        if not match.unexpected:
+            break
     assert best is not None
     return best
 
