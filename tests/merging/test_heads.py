@@ -1,6 +1,7 @@
 """Heads as a merge finds and writes them, and the names of their labels."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -184,3 +185,56 @@ def test_a_file_that_holds_no_labels_is_refused_by_name(tmp_path, name, text, wo
         (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=rf"{name}: {words}"):
         read_labels(name, tmp_path)
+
+
+# Heads of several layers
+
+
+def layered(folder, state, labels=("a", "b"), **options):
+    torch.save(state, folder / "layers.pt")
+    return {"weights": "layers.pt", "labels": list(labels), "features": "cls", **options}
+
+
+def test_layers_are_found_in_order_and_written_with_what_stands_between_them(folder, tmp_path):
+    state = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2)).state_dict()
+    write_head(tmp_path, find(folder, "bare", head=layered(folder, state, activation="tanh")))
+    written = load_file(tmp_path / "head" / "model.safetensors")
+    names = dict(zip(["0.weight", "0.bias", "1.weight", "1.bias"], state, strict=True))
+    assert all(written[ours].equal(state[theirs]) for ours, theirs in names.items())
+    options = json.loads((tmp_path / "head" / "linear.json").read_text())
+    assert [layer["activation"] for layer in options["layers"]] == ["tanh", "none"]
+
+
+def test_a_layer_of_a_larger_file_is_found_by_its_name(folder):
+    state = {"encoder.layer.0.dense.weight": torch.ones(32, 32), "tone.weight": torch.ones(3, 32)}
+    assert find(folder, "bare", head=layered(folder, state, "xyz", layers="tone")).labels == ("x", "y", "z")
+
+
+@pytest.mark.parametrize(
+    ("state", "options", "words"),
+    [
+        ({"a.weight": torch.ones(4, 32), "b.weight": torch.ones(2, 4)}, {}, "give `activation:`"),
+        ({"a.weight": torch.ones(4, 32), "b.weight": torch.ones(2, 9)}, {}, "Name the head's layers in it with `layers:`"),
+        ({"a.weight": torch.ones(2, 32)}, {"layers": ["c"]}, "has no layer c. Its linear layers:\n    a"),
+        ({"a.weight": torch.ones(4, 32), "b.weight": torch.ones(2, 9)}, {"layers": ["a", "b"], "activation": "relu"},
+         "b takes 9 features, the layer before gives 4"),
+    ],
+    ids=["no activation", "no chain", "no such layer", "other width"],
+)  # fmt: skip
+def test_layers_that_are_no_head_are_refused_with_the_remedy(folder, state, options, words):
+    assert words in refusal(folder, expert="bare", head=layered(folder, state, **options))
+
+
+# SetFit
+
+
+def test_the_pickled_head_of_setfit_stays_closed_and_its_conversion_is_told(folder, tmp_path):
+    shutil.copytree(folder / "base", tmp_path / "base")
+    shutil.copytree(folder / "bare", tmp_path / "setfit")
+    (tmp_path / "setfit" / "model_head.pkl").write_bytes(b"not even a pickle")
+    message = refusal(tmp_path, expert="setfit")
+    assert "Opening a pickle runs code" in message and str(tmp_path / "setfit" / "model_head.pkl") in message
+    lines = [line for line in message.splitlines() if line.startswith("    ")]
+    assert len(lines) == 4
+    compile("\n".join(line.strip() for line in lines), "told", "exec")
+    assert find(tmp_path, "setfit", head=linear(tmp_path)).kind == "linear"

@@ -5,12 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as tf
 from safetensors.torch import load_file, save_file
 
-from changes import run, write_adapter
+from changes import run, write_adapter, write_decoder
 from massmerge import Bundle, InputError, make_plan, merge
 from massmerge.bundle.layout import BASE_WEIGHTS, MANIFEST
+from massmerge.checkpoints import skeleton
+from massmerge.checkpoints.pretrained import empty_model
 from massmerge.io import tensor_file as tensorfile
+from massmerge.merging.costs import merge_seconds, peak_memory
+from massmerge.merging.plan import Sizes, TensorPlan
 from massmerge.merging.verify import verify_bundle
 from models import FAMILIES, rewrite, save_as, write_family, write_recipe, write_shifted
 
@@ -241,3 +246,42 @@ def test_planning_adapters_prints_nothing(tmp_path, caplog, monkeypatch):
     caplog.set_level(logging.WARNING, "transformers")  # as a user's program has it; the command is silent anyway
     make_plan(write_recipe(tmp_path, ["lora"]))
     assert not caplog.records
+
+
+def test_a_plan_of_many_adapters_builds_as_many_skeletons_as_one_of_few(tmp_path, monkeypatch):
+    write_decoder(tmp_path)
+    for i in range(6):
+        write_adapter(
+            tmp_path, f"task{i}", tf.LlamaForCausalLM, seed=i, target_modules=["q_proj"], task_type="CAUSAL_LM"
+        )
+    counts = []
+    for tasks in (2, 6):
+        built = []
+        monkeypatch.setattr(skeleton, "_SHAPES", {})
+        monkeypatch.setattr(skeleton, "empty_model", lambda *a, built=built: built.append(a) or empty_model(*a))
+        make_plan(write_recipe(tmp_path, [f"task{i}" for i in range(tasks)]))
+        counts.append(len(built))
+    assert counts[0] == counts[1] > 0
+
+
+def test_an_output_layer_of_its_own_leaves_the_shared_skeleton_as_it_was():
+    config = FAMILIES["llama"].make_config(tie_word_embeddings=True)
+    shared = skeleton.shape_of(config, "LlamaForCausalLM")
+    own = skeleton.with_own_output(shared)
+    assert "lm_head.weight" in own.slots and "lm_head.weight" not in shared.slots
+    assert skeleton.shape_of(config, "LlamaForCausalLM") is shared
+    assert "lm_head.weight" not in skeleton.Skeleton(shared.model).slots
+
+
+def test_the_time_of_adapters_grows_with_their_rank_and_not_with_the_matrix():
+    big = TensorPlan("w", "linear", (8192, 8192), "float32", (8192, 8192), (16, 16))
+    sizes = Sizes(1, 1, 1, 1, 1, 1)
+    thin = merge_seconds([big], {"w": (16, 16)}, sizes, 1)
+    full = merge_seconds([big], {"w": (8192, 8192)}, sizes, 1)
+    assert full > 100 and thin < 1
+
+
+def test_the_memory_of_adapters_has_no_dense_delta():
+    big = TensorPlan("w", "linear", (8192, 8192), "float32", (8192, 8192), (16, 16))
+    thin, full = (peak_memory([big], [], {"w": limits}, 1) for limits in ((16, 16), (16, 8192)))
+    assert full - thin > 8192 * 8192 * 16

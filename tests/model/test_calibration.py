@@ -102,7 +102,7 @@ def test_a_router_that_was_not_fitted_is_refused_with_what_fits_it(bundle):
 
 
 def test_a_router_that_does_not_exist_is_refused_with_those_there_are(bundle):
-    known = r"no router 'oracle'\. Choose from projection, prototype, linear, nearest, mlp and tuned"
+    known = r"no router 'oracle'\. Choose from projection, prototype, linear, nearest, mlp, tuned and adapted"
     with pytest.raises(InputError, match=known):
         massmerge.load(bundle, router="oracle")
 

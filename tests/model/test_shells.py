@@ -9,7 +9,8 @@ from transformers import AutoModel
 
 import massmerge
 from massmerge import InputError
-from massmerge.model.heads.classify import LinearHead, ShellHead, features, load_head
+from massmerge.model.heads.classify import ShellHead, load_head
+from massmerge.model.heads.linear import LinearHead, features
 from models import FAMILIES, backbone_of, dense_changes, family_bundle, logits_of, rows_of, write_family
 from naive import tsv_merge
 

@@ -34,6 +34,8 @@ OTHER_NAMES = {
         "max_new_tokens": "options",
         "given": "options",
         "stream": "Model.generate_stream",
+        "chat": "messages",
+        "system": "messages",
     },
     "explain": {"bundle": "model", "tasks": "task"},
     "inspect": {"sites": "Model.sites"},

@@ -42,7 +42,7 @@ def test_directions_that_are_not_kept_count_alike(monkeypatch):
 @pytest.fixture
 def typical():
     looks = [inputs_of(4, 16, seed=seed) for seed in (0, 1)]
-    kept = fit_typicality(["a", "b"], [z for z, _ in looks], looks[0][1], 4)
+    kept, _ = fit_typicality(["a", "b"], [z for z, _ in looks], looks[0][1], 4)
     return Typicality.load(["a", "b"], kept)
 
 
@@ -66,10 +66,19 @@ def test_inputs_of_a_task_that_is_not_in_question_are_foreign(typical):
 
 def test_without_a_voters_space_there_is_none():
     z, owners = inputs_of(2, 8)
-    assert Typicality.load(["a", "b"], fit_typicality(["a"], [z], owners, 2)) is None
+    assert Typicality.load(["a", "b"], fit_typicality(["a"], [z], owners, 2)[0]) is None
 
 
 def test_one_input_a_task_is_enough_to_fit():
     z, owners = inputs_of(3, 1)
-    found = Typicality.load(["a"], fit_typicality(["a"], [z], owners, 3))
+    found = Typicality.load(["a"], fit_typicality(["a"], [z], owners, 3)[0])
     assert found([z], range(3)).isfinite().all()
+
+
+def test_typicality_of_inputs_that_are_left_out_is_that_of_new_ones():
+    z, owners = inputs_of(4, 100)
+    kept, left_out = fit_typicality(["a"], [z], owners, 4)
+    new = Typicality.load(["a"], kept)([inputs_of(4, 500, seed=7)[0]], range(4))
+    limit = left_out.quantile(0.1)
+    assert len(left_out) == 400
+    assert float((new < limit).float().mean()) == pytest.approx(0.1, abs=0.04)

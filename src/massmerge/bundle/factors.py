@@ -12,6 +12,7 @@ from torch import Tensor
 from massmerge.bundle.encoding import PARTS, decode, part_shapes, rounding
 from massmerge.checkpoints.skeleton import Slot
 from massmerge.errors import InputError, listing
+from massmerge.io.placement import Placement
 from massmerge.io.tensor_file import TensorInfo, read_tensor
 from massmerge.linalg.factors import Factors
 from massmerge.routing.separation import routing_targets
@@ -80,10 +81,11 @@ class TaskFile:
 
 
 class TaskTensors:
-    """The tasks' factors and whole tensors in float32, each fetched when it is first asked for.
+    """The tasks' factors and whole tensors where a model computes with them, each fetched when it is first asked for.
 
     Args:
         bundle: the bundle.
+        place: where that is.
         mapped: leave files on disk, so that a task that is never selected is hardly read and its memory is the file's;
             else they are read whole, and nothing that happens to them matters any more.
 
@@ -93,25 +95,32 @@ class TaskTensors:
         targets: for each task the first one with the same expert.
     """
 
-    def __init__(self, bundle: Bundle, *, mapped: bool = True) -> None:
+    def __init__(self, bundle: Bundle, place: Placement, *, mapped: bool = True) -> None:
         self.names = [task.name for task in bundle.tasks]
         self.forms = [task.form for task in bundle.tasks]
         self.targets = routing_targets(bundle.similarity)
-        self._fetched = [_Fetched(bundle.factors_file(task), mapped) for task in self.names]
-        self._tasks = [TaskFile(bundle.headers[n], f) for n, f in zip(self.names, self._fetched, strict=True)]
+        self._place = place
+        self._tasks = [TaskFile(bundle.headers[n], _Fetched(bundle.factors_file(n), mapped)) for n in self.names]
         self._factors: dict[tuple[int, str], Factors | None] = {}
-
-    def to(self, device: torch.device) -> None:
-        """Give all tensors on that device from now on."""
-        self._factors = {}
-        for fetched in self._fetched:
-            fetched.to(device)
+        self._whole: dict[tuple[int, str], Tensor | None] = {}
 
     def factors(self, task: int, tensor: str) -> Factors | None:
-        """A task's factors of a matrix; every set that has the task shares them."""
+        """A task's factors of a matrix; every set that has the task shares them. Singular values are float32."""
         if (task, tensor) not in self._factors:
-            self._factors[task, tensor] = self._tasks[task].factors(tensor)
+            found = self._tasks[task].factors(tensor)
+            self._factors[task, tensor] = None if found is None else self._placed(found)
         return self._factors[task, tensor]
+
+    def _placed(self, found: Factors) -> Factors:
+        put = self._place.put
+        return Factors(put(found.u), found.s.to(self._place.device, torch.float32), put(found.v))
+
+    def exact(self, task: int, tensor: str) -> Factors | None:
+        """The same in float32 on the CPU, whatever a model computes in: for what is decided by them."""
+        if self._place == Placement():
+            return self.factors(task, tensor)
+        found = self._tasks[task].factors(tensor)
+        return None if found is None else Factors(*(part.float() for part in found))
 
     def changes(self, task: int, tensor: str) -> bool:
         """Whether a task has factors of a matrix."""
@@ -119,7 +128,10 @@ class TaskTensors:
 
     def whole(self, task: int, tensor: str) -> Tensor | None:
         """A task's own value of a tensor."""
-        return self._tasks[task].whole(tensor)
+        if (task, tensor) not in self._whole:
+            found = self._tasks[task].whole(tensor)
+            self._whole[task, tensor] = None if found is None else self._place.put(found)
+        return self._whole[task, tensor]
 
     def touched(self) -> set[str]:
         """Tensors that at least one task changes."""
@@ -138,7 +150,7 @@ class TaskTensors:
 
 
 class _Fetched:
-    """Gives the tensors of a file in float32, and the same ones again."""
+    """Gives the tensors of a file as they are stored."""
 
     def __init__(self, path: Path, mapped: bool) -> None:
         size = path.stat().st_size
@@ -146,21 +158,8 @@ class _Fetched:
             self._bytes = torch.from_file(str(path), size=size, dtype=torch.uint8)
         else:
             self._bytes = read_tensor(TensorInfo((size,), torch.uint8, path))
-        self._device = torch.device("cpu")
-        self._made: dict[TensorInfo, Tensor] = {}
-
-    def to(self, device: torch.device) -> None:
-        if device != self._device:
-            self._device, self._made = device, {}
 
     def __call__(self, info: TensorInfo) -> Tensor:
-        if info not in self._made:
-            tensor = self._stored(info)
-            kind = torch.float32 if tensor.is_floating_point() else tensor.dtype
-            self._made[info] = tensor.to(self._device, kind)
-        return self._made[info]
-
-    def _stored(self, info: TensorInfo) -> Tensor:
         data = self._bytes[info.offset : info.offset + info.nbytes]
         if info.offset % info.dtype.itemsize:  # behind an odd number of bytes there is no view
             data = data.clone()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """The newest that is read. A bundle states the oldest format that describes it: earlier versions open what they can."""
-FIRST_FORMAT, ENCODED_FORMAT = 1, 2  # with factors of the base's type, and of another
+FIRST_FORMAT, ENCODED_FORMAT, LAYERED_FORMAT = 1, 2, 3
+"""With factors of the base's type; with factors of another; with heads of several linear layers."""
 MANIFEST = "mass.json"
 RECIPE, STATIC_RECIPE = "recipe.yaml", "mass_recipe.yaml"
 CARD = "README.md"
@@ -18,7 +19,7 @@ LOADED = (BASE, PROCESSOR, TASKS)
 """Folders whose files are loaded by libraries that read whatever lies there."""
 BASE_CONFIG, BASE_WEIGHTS = f"{BASE}/config.json", f"{BASE}/model.safetensors"
 HEADS = "heads"  # of a static merge
-FACTORS, HEAD, LABELS = "factors.safetensors", "head", "labels.json"  # of a task
+FACTORS, HEAD, LABELS, LINEAR = "factors.safetensors", "head", "labels.json", "linear.json"  # of a task
 MOVED = "replaced"  # where a work folder keeps a bundle that is about to be replaced
 LEFT_OVER = (f".{MANIFEST}.draft", f".{ROUTER}.draft")
 """Drafts that earlier versions left in a bundle when they were killed; of no use to anyone."""

@@ -12,6 +12,8 @@ from massmerge.bundle.layout import (
     CARD,
     FIRST_FORMAT,
     FORMAT_VERSION,
+    LAYERED_FORMAT,
+    LINEAR,
     LOADED,
     MANIFEST,
     MOVED,
@@ -36,7 +38,14 @@ def write_manifest(folder: Path, data: dict[str, Any]) -> None:
     for name in filter(holds_tensors, files):
         with (folder / name).open("rb") as file:
             files[name]["xxh128"] = xxh128_of(file)
-    sign_manifest(folder, {"format_version": FIRST_FORMAT, **data, "files": files})
+    least = LAYERED_FORMAT if any(map(_layered, paths)) else FIRST_FORMAT
+    data = {**data, "format_version": max(least, data.get("format_version", least))}
+    sign_manifest(folder, {**data, "files": files})
+
+
+def _layered(path: Path) -> bool:
+    """Whether a file describes a head of several layers."""
+    return path.name == LINEAR and "layers" in json.loads(path.read_text(encoding="utf-8"))
 
 
 def sign_manifest(folder: Path, data: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from massmerge.bundle.layout import LINEAR
 from massmerge.errors import InputError
 from massmerge.recipe import ProblemType
 
@@ -27,7 +28,7 @@ def problem_of(said: str | None, outputs: int) -> ProblemType:
 
 def read_problem(folder: Path, outputs: int) -> ProblemType:
     """The same of a head that was written to a folder."""
-    files = (folder / name for name in ("linear.json", "config.json"))
+    files = (folder / name for name in (LINEAR, "config.json"))
     options: dict[str, str] = next(
         (json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()), {}
     )

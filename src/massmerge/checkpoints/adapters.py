@@ -19,7 +19,7 @@ from transformers.models.auto import modeling_auto
 from massmerge.checkpoints.backbone import Base, infer_task_model, language_class, load_config, split
 from massmerge.checkpoints.expert_tensors import ExpertTensor, FullTensor, LowRank
 from massmerge.checkpoints.experts import HeadParts, differs
-from massmerge.checkpoints.skeleton import Reading, Skeleton, Slot, build, untie_output
+from massmerge.checkpoints.skeleton import Reading, Skeleton, Slot, shape_of, untie_output
 from massmerge.checkpoints.sources import Source
 from massmerge.checkpoints.stores import Store
 from massmerge.errors import InputError, listing
@@ -280,7 +280,7 @@ def _task_skeleton(
     """The model that was wrapped: by the folder's config.json, by the adapter's own word, or by what it saved."""
     if source.file("config.json") is not None:
         own = load_config(source)
-        return build(own, (own.architectures or [None])[0])
+        return shape_of(own, (own.architectures or [None])[0])
     modules = {m["module"] + ".weight" for m in map(_lora_part, plain.values()) if m}
     names = {**whole, **dict.fromkeys(modules, TensorInfo((), base.dtype))}
     said = options.auto_mapping.base_model_class if options.auto_mapping else None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 
 import torch
 import transformers
@@ -16,7 +15,16 @@ from transformers.models.auto import modeling_auto
 from massmerge.checkpoints.open_clip import CONFIG as OPEN_CLIP_CONFIG
 from massmerge.checkpoints.open_clip import OpenClipStore, open_clip_config
 from massmerge.checkpoints.pretrained import pretrained_config
-from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, Slot, build, untie_output, with_own_output
+from massmerge.checkpoints.skeleton import (
+    Match,
+    Reading,
+    Skeleton,
+    Slot,
+    build,
+    shape_of,
+    untie_output,
+    with_own_output,
+)
 from massmerge.checkpoints.sources import Source
 from massmerge.checkpoints.stores import Store
 from massmerge.errors import InputError, listing
@@ -66,13 +74,13 @@ class Base:
         """Shape and dtype of a tensor."""
         return self.readings[name].info
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         """The type of its numbers: of the first tensor, where there are several."""
         kinds = [reading.info.dtype for reading in self.readings.values()]
         return next((kind for kind in kinds if kind.is_floating_point), kinds[0])
 
-    @property
+    @cached_property
     def slots(self) -> dict[str, Slot]:
         """The tensors that the base really has."""
         return {name: slot for name, slot in self.skeleton.slots.items() if name in self.readings}
@@ -245,14 +253,9 @@ def config_differences(expert: PretrainedConfig, base: PretrainedConfig) -> list
 
 def label_slots(config: PretrainedConfig, class_name: str) -> dict[str, int]:
     """Tensors whose size depends on the number of labels, with the dimension that does."""
-    return _label_slots(type(config), config.to_json_string(use_diff=False), class_name)  # type: ignore[arg-type]
-
-
-@lru_cache(64)  # twenty adapters of one base ask the same
-def _label_slots(kind: type[PretrainedConfig], said: str, class_name: str) -> dict[str, int]:
-    config, wider = kind.from_dict(json.loads(said)), kind.from_dict(json.loads(said))
+    wider = type(config).from_dict(config.to_dict())
     wider.num_labels = config.num_labels + 1
-    ours, theirs = build(config, class_name).slots, build(wider, class_name).slots
+    ours, theirs = shape_of(config, class_name).slots, shape_of(wider, class_name).slots
     return {
         name: next(d for d, (a, b) in enumerate(zip(slot.shape, theirs[name].shape, strict=True)) if a != b)
         for name, slot in ours.items()
@@ -295,13 +298,13 @@ def _task_classes(config: PretrainedConfig) -> list[str]:
 
 def _with_labels(config: PretrainedConfig, class_name: str, infos: Mapping[str, TensorInfo]) -> Skeleton:
     """The class with as many labels as the file's head has rows."""
-    skeleton = build(config, class_name)
+    skeleton = shape_of(config, class_name)
     slots = label_slots(config, class_name)
     for key, (target, _) in skeleton.rename(infos).items():
         if target in slots and len(infos[key].shape) > slots[target]:
             resized = type(config).from_dict(config.to_dict())
             resized.num_labels = infos[key].shape[slots[target]]
-            return build(resized, class_name)
+            return shape_of(resized, class_name)
     return skeleton
 
 

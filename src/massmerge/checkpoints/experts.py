@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,23 +11,20 @@ from transformers import PretrainedConfig
 
 from massmerge.checkpoints.backbone import (
     Base,
-    Split,
     config_differences,
-    in_block,
     infer_task_model,
     load_config,
-    shape_listing,
     split,
 )
+from massmerge.checkpoints.differences import dispensable, inside, refuse_differences
 from massmerge.checkpoints.expert_tensors import ExpertTensor, FullTensor, difference
 from massmerge.checkpoints.open_clip import OpenClipStore
-from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, build, untie_output
+from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, shape_of, untie_output
 from massmerge.checkpoints.sources import Source
 from massmerge.checkpoints.stores import SafetensorsStore, Store
+from massmerge.checkpoints.wrapped import PartStore, backbone_prefix
 from massmerge.errors import InputError, listing
-from massmerge.io.tensor_file import read_start
-
-_ALL = 200  # "every tensor that differs": cut only where a terminal would drown
+from massmerge.io.tensor_file import TensorInfo, read_start
 
 
 @dataclass(frozen=True)
@@ -119,6 +117,8 @@ class FullExpert:
     readings: dict[str, Reading]
     head: HeadParts | None
     warnings: list[str] = field(default_factory=list)
+    beside: Mapping[str, TensorInfo] = field(default_factory=dict)
+    """What its file holds besides the model."""
 
     @property
     def form(self) -> str:
@@ -167,18 +167,33 @@ class FullExpert:
         return base
 
 
-def task_skeleton(source: Source, base: Base) -> tuple[Skeleton, Store, Match]:
+@dataclass(frozen=True)
+class TaskModel:
+    """A task's model class, and what the expert's files give it."""
+
+    skeleton: Skeleton
+    store: Store
+    match: Match
+    beside: dict[str, TensorInfo]
+    """What the files hold outside of the model, as in a class that somebody wrote around it."""
+
+
+def task_model(source: Source, base: Base) -> TaskModel:
     """The task's model class and what the expert's files give it."""
     store = source.store()
     bare = source.is_file or source.file("config.json") is None
+    beside: dict[str, TensorInfo] = {}
     if isinstance(store, OpenClipStore):
         store, bare = store.only(base.skeleton.canonical), True  # a config.json beside it is not one of transformers
+    elif prefix := backbone_prefix(store.infos, base.skeleton):
+        beside = {name: info for name, info in store.infos.items() if not name.startswith(prefix)}
+        store = PartStore(store, prefix)
     config = None if bare else load_config(source)
     if config is None or not config.architectures:
-        skeleton, match = infer_task_model(base.skeleton if config is None else build(config), store.infos)
-        return skeleton, store, match
-    skeleton = untie_output(build(config, config.architectures[0]), store.infos)
-    return skeleton, store, skeleton.match(store.infos)
+        skeleton, match = infer_task_model(base.skeleton if config is None else shape_of(config), store.infos)
+        return TaskModel(skeleton, store, match, beside)
+    skeleton = untie_output(shape_of(config, config.architectures[0]), store.infos)
+    return TaskModel(skeleton, store, skeleton.match(store.infos), beside)
 
 
 def open_full_expert(source: Source, base: Base) -> FullExpert:
@@ -187,57 +202,27 @@ def open_full_expert(source: Source, base: Base) -> FullExpert:
     Raises:
         InputError: it is not a version of the base; every tensor that differs is listed.
     """
-    skeleton, store, match = task_skeleton(source, base)
+    found = task_model(source, base)
+    skeleton, store, match = found.skeleton, found.store, found.match
     parts = split(skeleton, base.skeleton)
-    _refuse_differences(skeleton, match, parts, base)
+    spare = dispensable(match, parts)
+    strange = inside(match.unexpected, skeleton, base)
+    refuse_differences(skeleton, match, parts, base, spare, strange)
     readings = {parts.backbone[name]: r for name, r in match.readings.items() if name in parts.backbone}
     readings |= {ours: match.readings[name] for ours, name in parts.tied.items() if name in match.readings}
     head = {name: match.readings[name] for name in parts.head}
+    beside = found.beside | {name: store.infos[name] for name in match.unexpected if name not in strange}
     differences = config_differences(_backbone_config(skeleton, base), base.skeleton.config)
     warnings = [f"its configuration differs from the base's:{listing(differences)}"] if differences else []
     own = [name for name in readings if name not in base.readings]
     if own:
         warnings.append(f"the base has no such tensor, so the expert's is kept whole:{listing(own)}")
-    return FullExpert(source, skeleton, store, readings, HeadParts(skeleton, store, head) if head else None, warnings)
+    if spare:
+        warnings.append(f"its file lacks these, so the base's are used:{listing(spare)}")
+    cut = HeadParts(skeleton, store, head) if head else None
+    return FullExpert(source, skeleton, store, readings, cut, warnings, beside)
 
 
 def _backbone_config(skeleton: Skeleton, base: Base) -> PretrainedConfig:
     path = skeleton.submodule(type(base.skeleton.model))
     return skeleton.model.get_submodule(path.rstrip(".")).config if path else skeleton.config
-
-
-def _refuse_differences(skeleton: Skeleton, match: Match, parts: Split, base: Base) -> None:
-    """One error with everything in which an expert's weights are not those of a fine-tuned base."""
-    resized = {n: (a, b) for n, (a, b) in match.mismatched.items() if n in parts.head}
-    if resized:
-        raise InputError(
-            f"its head's size does not match the {skeleton.config.num_labels} labels of its config.json "
-            f"(shape in the file, shape by config.json):{shape_listing(resized)}\n"
-            "  Correct id2label in the expert's config.json."
-        )
-    slots, ours = skeleton.slots, base.skeleton.slots
-    shapes = {n: match.readings[n].info.shape if n in match.readings else slots[n].shape for n in parts.backbone}
-    different = {b: (shapes[n], ours[b].shape) for n, b in parts.backbone.items() if shapes[n] != ours[b].shape}
-    covered = set(parts.backbone.values())
-    complaints = {
-        "these differ in shape (expert against base)": shape_listing(different),
-        "the expert lacks": listing(match.missing, _ALL),
-        # An expert may do without what lies behind the blocks, such as a pooler, but not without a block.
-        "the base has these, the expert does not": listing(
-            (n for n in base.slots if n not in covered and in_block(n)), _ALL
-        ),
-        "the expert has these, the base does not": listing(parts.extra, _ALL),
-        f"the expert has these, its class {skeleton.class_name} does not": listing(match.unexpected, _ALL),
-    }
-    found = [f"{title}:{rows}" for title, rows in complaints.items() if rows]
-    if different and all(ours[n].kind == "embedding" and _other_rows(s) for n, s in different.items()):
-        found.append("The vocabulary has another size: resize the expert's embeddings to the base's.")
-    if found and skeleton.submodule(type(base.skeleton.model)) is None:
-        found.insert(0, f"it is a {skeleton.class_name}, the base is a {base.skeleton.class_name}.")
-    if found:
-        raise InputError("not a fine-tuned version of the base: " + "\n  ".join(found))
-
-
-def _other_rows(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
-    """Whether two embeddings differ in the number of their rows only."""
-    return shapes[0][1:] == shapes[1][1:]

@@ -73,8 +73,8 @@ def pretrained_generation(folder: Path) -> transformers.GenerationConfig:
         return transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 
-def pretrained_model(kind: type[Any], folder: Path) -> PreTrainedModel:
-    """A model in float32 that is ready to run, of a class or of the one that `AutoModel` chooses; errors as above."""
+def pretrained_model(kind: type[Any], folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A model that is ready to run, of a class or of the one that `AutoModel` chooses; errors as above."""
     config = pretrained_config(folder)
     refuse_code(folder, (GENERATION_CONFIG,))
     if (folder / "adapter_config.json").exists():  # transformers would load the base that it names
@@ -82,7 +82,7 @@ def pretrained_model(kind: type[Any], folder: Path) -> PreTrainedModel:
     _refuse_size(kind, config, folder)
     with in_words(folder, "model"), _in_silence():
         return kind.from_pretrained(
-            folder, config=config, dtype=torch.float32, trust_remote_code=False, local_files_only=True, use_safetensors=True
+            folder, config=config, dtype=dtype, trust_remote_code=False, local_files_only=True, use_safetensors=True
         ).eval()  # fmt: skip
 
 

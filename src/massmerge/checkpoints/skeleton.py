@@ -27,6 +27,8 @@ from massmerge.io.tensor_file import TensorInfo
 # Buffers that earlier versions of transformers stored; later ones make them at run time, some under other names.
 _OLD_BUFFERS = (".position_ids", ".token_type_ids", ".attn.masked_bias", ".rotary_emb.inv_freq")
 
+_SHAPES_KEPT = 16  # the classes that one kind of adapter may be of, with and without the labels that it has
+
 Kind = Literal["linear", "conv1d", "conv", "embedding", "other"]
 
 
@@ -96,6 +98,7 @@ class Skeleton:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.config: PretrainedConfig = model.config
+        self._renamed: dict[frozenset[str], dict[str, tuple[str, str | None]]] = {}
 
     @property
     def class_name(self) -> str:
@@ -123,8 +126,14 @@ class Skeleton:
         """Every name, tied ones included, to its canonical name."""
         return {name: slot.name for slot in self.slots.values() for name in (slot.name, *slot.aliases)}
 
-    def rename(self, keys: Iterable[str]) -> dict[str, tuple[str, str | None]]:
+    def rename(self, keys: Iterable[str]) -> Mapping[str, tuple[str, str | None]]:
         """File names to module names, with the pattern of the converter that takes them, if any."""
+        names = frozenset(keys)
+        if names not in self._renamed:  # files of one kind have the same names
+            self._renamed[names] = self._rename(names)
+        return self._renamed[names]
+
+    def _rename(self, keys: Iterable[str]) -> dict[str, tuple[str, str | None]]:
         mapping = get_model_conversion_mapping(self.model)
         renamings = [m for m in mapping if isinstance(m, WeightRenaming)]
         converters = [m for m in mapping if isinstance(m, WeightConverter)]
@@ -197,6 +206,9 @@ class Skeleton:
         return None
 
 
+_SHAPES: dict[tuple[object, ...], Skeleton] = {}
+
+
 def untie_output(skeleton: Skeleton, infos: Mapping[str, TensorInfo]) -> Skeleton:
     """The skeleton with an output layer of its own, where a file holds one beside the embeddings it would be tied to.
 
@@ -218,9 +230,10 @@ def with_own_output(skeleton: Skeleton) -> Skeleton:
     """The skeleton with an output layer that is not tied to its embeddings."""
     if _tied_output(skeleton)[1] is None:
         return skeleton
-    output = skeleton.model.get_output_embeddings()
+    model = deepcopy(skeleton.model)  # others may look at this one too
+    output = model.get_output_embeddings()
     output.weight = nn.Parameter(torch.empty_like(output.weight))
-    return Skeleton(skeleton.model)
+    return Skeleton(model)
 
 
 def _tied_output(skeleton: Skeleton) -> tuple[str | None, Slot | None]:
@@ -256,6 +269,21 @@ def _kinds(model: nn.Module) -> dict[str, Kind]:
         elif isinstance(module, nn.Embedding):
             kinds[f"{prefix}weight"] = "embedding"
     return kinds
+
+
+def shape_of(config: PretrainedConfig, class_name: str | None = None) -> Skeleton:
+    """As `build`, for those who only look: a hundred adapters of one base share the skeletons of the classes they may be of.
+
+    Raises:
+        InputError: as `build` does.
+    """
+    # Some fields stand in the JSON as they were when the configuration was made, so the label count is named by itself.
+    key = (class_name, type(config), config.num_labels, config.to_json_string(use_diff=False))
+    found = _SHAPES.pop(key, None) or build(config, class_name)
+    _SHAPES[key] = found  # the one used last stands at the end
+    while len(_SHAPES) > _SHAPES_KEPT:
+        _SHAPES.pop(next(iter(_SHAPES)))
+    return found
 
 
 def build(config: PretrainedConfig, class_name: str | None = None) -> Skeleton:

@@ -10,13 +10,17 @@ from typing import Any
 
 from massmerge.checkpoints.gguf import refuse_gguf
 from massmerge.checkpoints.open_clip import named_as_transformers
+from massmerge.checkpoints.sentence_folder import MODULES, backbone_folder, read_modules
 from massmerge.checkpoints.stores import HeaderStore, Store, open_file, open_folder, weight_files
 from massmerge.errors import InputError
 from massmerge.io.hub import first_line, split_revision
 from massmerge.io.tensor_file import DTYPES, TensorInfo
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(@[\w./-]+)?")
+_MODULE = re.compile(r"\d+_\w+/config\.json")  # of a module of sentence-transformers
+_WEIGHTS_AND_CONFIGS = (".safetensors", ".bin", ".onnx", ".json")
 CARD = "README.md"
+SETFIT = "config_setfit.json"
 _SMALL_FILES = ["*.json", "*.txt", "*.model", "*.jinja", CARD]
 PROCESSOR_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
@@ -36,6 +40,8 @@ class Source:
     """The hub's commit, so that a bundle says what it was made from."""
     remote: dict[str, Path] = field(default_factory=dict)
     """Small files fetched from a repository that has not been downloaded."""
+    outer: Path | None = None
+    """The folder that was named, where the backbone lies in a folder inside it."""
 
     @property
     def is_file(self) -> bool:
@@ -49,18 +55,22 @@ class Source:
         path = self.path / name
         return path if self.path.is_dir() and path.is_file() else None
 
+    def around(self, name: str) -> Path | None:
+        """A file of the folder that was named, or of a folder in it; none if it is not there."""
+        folder = self.path if self.outer is None else self.outer
+        if folder is None:
+            return self.remote.get(name)
+        return folder / name if (folder / name).is_file() else None
+
+    def around_json(self, name: str) -> dict[str, Any]:
+        """A JSON file of the folder that was named; empty if it is not there."""
+        path = self.around(name)
+        return {} if path is None else _read_json(path)
+
     def json(self, name: str) -> dict[str, Any] | None:
         """A JSON file of the folder as a dictionary, or none."""
         path = self.file(name)
-        if path is None:
-            return None
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InputError(f"{path}: not valid JSON ({error}). Download or save it again.") from None
-        if not isinstance(data, dict):
-            raise InputError(f"{path}: holds no JSON object. Download or save it again.")
-        return data
+        return None if path is None else _read_json(path)
 
     def store(self, stem: str = "model", pickle_stem: str = "pytorch_model") -> Store:
         """The tensors: of the file, of the folder's weights, or the headers of a hub repository."""
@@ -76,8 +86,18 @@ class Source:
             return []
         if self.path.is_file():
             return [self.path]
-        kinds = (".safetensors", ".bin", ".json")
-        return sorted(p for p in self.path.iterdir() if p.suffix in kinds and p.is_file())
+        inside = self.outer.rglob("*") if self.outer else self.path.iterdir()
+        return sorted(p for p in inside if p.suffix in _WEIGHTS_AND_CONFIGS and p.is_file())
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path}: not valid JSON ({error}). Download or save it again.") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: holds no JSON object. Download or save it again.")
+    return data
 
 
 def find_source(text: str, relative_to: Path, *, download: bool) -> Source:
@@ -96,10 +116,16 @@ def find_source(text: str, relative_to: Path, *, download: bool) -> Source:
     path = relative_to / Path(text).expanduser()
     if path.exists():
         refuse_gguf(text, path.resolve())
-        return Source(text, path.resolve())
+        return _found(text, path.resolve())
     if text.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(text):
         raise InputError(f"{text}: no such file or folder (looked for {path.resolve()}).")
     return _find_on_hub(text, path, download=download)
+
+
+def _found(text: str, path: Path, revision: str | None = None) -> Source:
+    """A source on this machine; the backbone of sentence-transformers may lie in a folder inside."""
+    inside = backbone_folder(path) if path.is_dir() else path
+    return Source(text, inside, revision, outer=None if inside == path else path)
 
 
 def _find_on_hub(text: str, path: Path, *, download: bool) -> Source:
@@ -110,7 +136,7 @@ def _find_on_hub(text: str, path: Path, *, download: bool) -> Source:
     try:
         cached = Path(snapshot_download(repo, local_files_only=True, **options))
         if _has_weights(cached):
-            return Source(text, cached, cached.name)
+            return _found(text, cached, cached.name)
     except (OSError, ValueError):
         pass  # not in the cache: ask the hub
     try:
@@ -122,7 +148,12 @@ def _find_on_hub(text: str, path: Path, *, download: bool) -> Source:
             folder = Path(snapshot_download(repo, **wanted, **options))
             if _has_weights(folder):
                 break
-        return Source(text, folder, folder.name)
+        places = [place for _, place in read_modules(folder / MODULES) if place] if (folder / MODULES).is_file() else []
+        if places:
+            names = ("config.json", "model.safetensors", "pytorch_model.bin", *PROCESSOR_FILES)
+            parts = [f"{place}/{name}" for place in places for name in names]
+            folder = Path(snapshot_download(repo, allow_patterns=parts, **options))
+        return _found(text, folder, folder.name)
     except InputError:
         raise
     except Exception as error:  # the hub's client passes on errors of whatever transport it uses
@@ -138,6 +169,7 @@ def _has_weights(folder: Path) -> bool:
 
     One that was only planned with, or whose download was interrupted, does not.
     """
+    folder = backbone_folder(folder)
     for stems in (("model", "pytorch_model"), ("adapter_model", "adapter_model")):
         try:
             return bool(weight_files(folder, *stems))
@@ -150,8 +182,9 @@ def _fetch_small_files(text: str, repo: str, options: dict[str, Any]) -> Source:
     from huggingface_hub import HfApi, hf_hub_download
 
     info = HfApi().model_info(repo, **options)
-    wanted = {"config.json", "adapter_config.json", *PROCESSOR_FILES}
-    present = [s.rfilename for s in info.siblings or [] if s.rfilename in wanted]
+    wanted = {"config.json", "adapter_config.json", MODULES, SETFIT, *PROCESSOR_FILES}
+    names = [s.rfilename for s in info.siblings or []]
+    present = [name for name in names if name in wanted or _MODULE.fullmatch(name)]
     files = {name: Path(hf_hub_download(repo, name, **options)) for name in present}
     return Source(text, None, info.sha, files)
 

@@ -6,7 +6,7 @@ import json
 import pickle
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from massmerge.checkpoints.onnx_file import OnnxStore
 from massmerge.errors import InputError, listing
 from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
 
@@ -125,34 +126,43 @@ def _is_zip(path: Path) -> bool:
         return file.read(4) == b"PK\x03\x04"
 
 
+# A new kind of file is a class with the members of `Store`, and a line here.
+_KINDS: dict[str, Callable[[list[Path]], Store]] = {
+    ".safetensors": SafetensorsStore,
+    ".pt": PickleStore,
+    ".pth": PickleStore,
+    ".bin": PickleStore,
+    ".onnx": lambda paths: OnnxStore(paths[0]),
+}
+
+
 def open_file(path: Path) -> Store:
-    """A store over one state-dict file."""
-    if path.suffix == ".safetensors":
-        return SafetensorsStore([path])
-    if path.suffix in (".pt", ".pth", ".bin"):
-        return PickleStore([path])
-    raise InputError(f"{path}: unsupported file type. Use a folder, .safetensors, .pt, .pth or .bin.")
+    """A store over one file with weights."""
+    if path.suffix not in _KINDS:
+        raise InputError(f"{path}: unsupported file type. Use a folder, .safetensors, .pt, .pth, .bin or .onnx.")
+    return _KINDS[path.suffix]([path])
 
 
 def open_folder(folder: Path, stem: str = "model", pickle_stem: str = "pytorch_model") -> Store:
     """A store over the weights of a Hugging Face folder."""
     files = weight_files(folder, stem, pickle_stem)
-    return SafetensorsStore(files) if files[0].suffix == ".safetensors" else PickleStore(files)
+    return _KINDS[files[0].suffix](files)
 
 
 def weight_files(folder: Path, stem: str = "model", pickle_stem: str = "pytorch_model") -> list[Path]:
-    """The files that hold a folder's weights: safetensors before pickles, whole before sharded.
+    """The files that hold a folder's weights: safetensors before pickles and ONNX, whole before sharded.
 
     Raises:
         InputError: there are none, or some of them are missing.
     """
-    for name in (f"{stem}.safetensors", f"{pickle_stem}.bin"):
+    for name in (f"{stem}.safetensors", f"{pickle_stem}.bin", f"{stem}.onnx"):
         if (folder / name).is_file():
             return [folder / name]
         if (folder / f"{name}.index.json").is_file():
             return _shards(folder, folder / f"{name}.index.json")
     raise InputError(
-        f"{folder}: contains no weights; looked for {stem}.safetensors, {pickle_stem}.bin and their .index.json."
+        f"{folder}: contains no weights; looked for {stem}.safetensors, {pickle_stem}.bin, their .index.json, and "
+        f"{stem}.onnx."
     )
 
 

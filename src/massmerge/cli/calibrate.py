@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -12,13 +12,14 @@ from massmerge.bundle.download import refuse_hub
 from massmerge.bundle.kept_inputs import tasks_kept
 from massmerge.bundle.merge_folder import recover
 from massmerge.bundle.reader import Bundle
-from massmerge.cli.common import counting, print_json, print_problems, table, verb
+from massmerge.cli.common import counting, placement_options, print_json, print_problems, table, verb
 from massmerge.cli.merged import refuse_inside
 from massmerge.errors import InputError, Problem
 from massmerge.io.rows import is_file_or_folder, read_inputs
 from massmerge.linalg.intervals import Figure
 from massmerge.model.calibrate import KINDS, MOST, Calibration
 from massmerge.model.calibrate import calibrate as fit
+from massmerge.model.limits import GIVEN_UP, Limits
 from massmerge.routing.tuned import TUNED
 
 
@@ -30,9 +31,23 @@ from massmerge.routing.tuned import TUNED
 @click.option("--kind", type=click.Choice(KINDS), default="auto", show_default=True,
               help="The router; auto chooses prototype or linear by cross-validation.")  # fmt: skip
 @click.option("--count", type=click.IntRange(min=1), default=MOST, show_default=True, help="Inputs per task at most.")
+@click.option("--precision", type=click.FloatRange(0, 1, min_open=True, max_open=True),
+              help="Propose the least confidence with which this share of answers is right.")  # fmt: skip
+@click.option("--write-limits", is_flag=True, help="Write the proposed limits into the bundle, which then abstains.")
+@placement_options
 @verb
 def calibrate(
-    bundle: str, inputs: tuple[str, ...], column: str | None, kind: str, count: int, as_json: bool, quiet: bool
+    bundle: str,
+    inputs: tuple[str, ...],
+    column: str | None,
+    kind: str,
+    count: int,
+    precision: float | None,
+    write_limits: bool,
+    device: str,
+    dtype: str,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Fit a router of BUNDLE on inputs of each task, a dozen or thousands; labels are not needed.
 
@@ -42,17 +57,26 @@ def calibrate(
     refuse_inside(bundle)
     recover(Path(bundle))
     image = Bundle(bundle, check=False).takes_images
-    rows: dict[str, Iterator[object]] = {}
-    for entry in inputs:
-        task, path = task_and_path(entry)
-        found = (_good(row.item) for row in read_inputs([path], image=image, column=column))
-        rows[task] = chain(rows.get(task, ()), found)
+    rows = task_inputs(inputs, image=image, column=column)
     with counting(quiet or as_json, "step") as step:
-        done = fit(bundle, rows, kind=kind, count=count, progress=step)
+        done = fit(
+            bundle, rows, kind=kind, count=count, precision=precision, write_limits=write_limits, device=device,
+            dtype=dtype, progress=step,
+        )  # fmt: skip
     if as_json:
         print_json(done.plain())
     elif not quiet:
         show_calibration(bundle, done)
+
+
+def task_inputs(entries: Iterable[str], *, image: bool, column: str | None) -> dict[str, Iterator[object]]:
+    """The inputs of each task, of an option that is given once a task or more often."""
+    found: dict[str, Iterator[object]] = {}
+    for entry in entries:
+        task, path = task_and_path(entry)
+        own = (good(row.item) for row in read_inputs([path], image=image, column=column))
+        found[task] = chain(found.get(task, ()), own)
+    return found
 
 
 def calibrate_by_recipe(out: str, folder: Path, *, quiet: bool, kind: str = "auto") -> Calibration | None:
@@ -75,7 +99,7 @@ def calibrate_by_recipe(out: str, folder: Path, *, quiet: bool, kind: str = "aut
         return None
     image = found.takes_images
     rows = {
-        task.name: (_good(r.item) for r in read_inputs([str(there[task.name])], image=image, column=task.column))
+        task.name: (good(r.item) for r in read_inputs([str(there[task.name])], image=image, column=task.column))
         for task in tasks
         if task.name in there
     }
@@ -108,6 +132,24 @@ def show_calibration(bundle: str, done: Calibration) -> None:
         )
     for sentence in done.advice:
         click.echo(sentence)
+    for sentence in _limits_in_words(done.limits):
+        click.echo(sentence)
+
+
+def _limits_in_words(limits: Limits) -> Iterator[str]:
+    """The limits that are proposed, and what they do."""
+    if limits.typicality is not None:
+        yield (
+            f"limit for inputs of no task: typicality {limits.typicality:.4f} "
+            f"(gives up {100 * GIVEN_UP:.0f} % of the tasks' own inputs)"
+        )
+    if limits.confidence is not None and limits.precision is not None and limits.answered is not None:
+        yield (
+            f"limit for {100 * limits.precision:g} % right answers: confidence {limits.confidence:.4f} "
+            f"(answers {100 * limits.answered:.0f} % of inputs)"
+        )
+    elif limits.precision is not None:
+        yield f"no limit of confidence reaches {100 * limits.precision:g} % right answers on these inputs"
 
 
 def kind_again(bundle: str) -> str:
@@ -137,7 +179,8 @@ def task_and_path(entry: str) -> tuple[str, str]:
     return task, path
 
 
-def _good(item: object) -> object:
+def good(item: object) -> object:
+    """An input, if it could be read."""
     if isinstance(item, InputError):
         raise item
     return item

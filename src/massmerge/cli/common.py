@@ -18,6 +18,7 @@ import click
 from tqdm import tqdm
 
 from massmerge.errors import InputError, MassError, Problem
+from massmerge.io.placement import DTYPES
 from massmerge.io.rows import NamedInput
 
 if TYPE_CHECKING:
@@ -36,6 +37,17 @@ batch_size_option = click.option(
 cache_option = click.option(
     "--cache", default="0", show_default=True, help="Memory for dense weights of frequent sets, such as 512MB."
 )
+
+
+def placement_options(function: _F) -> _F:
+    """Add `--device` and `--dtype`."""
+    device = click.option(
+        "--device", default="auto", show_default=True, help="Where to compute: cpu, cuda:1, mps; auto takes a GPU."
+    )
+    dtype = click.option(
+        "--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Type to compute in."
+    )
+    return device(dtype(function))
 
 
 def verb(function: _F) -> _F:

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from massmerge.cli.common import escaped, print_json, table, verb
+from massmerge.cli.common import escaped, placement_options, print_json, table, verb
 from massmerge.errors import InputError
 from massmerge.io.rows import read_inputs
 from massmerge.model.explain import Explanation, answer_in_words, confidence_in_words, plot_explanation
@@ -23,13 +23,14 @@ _WIDTH = 30
 @click.option("--column", help="Column of a .csv, .jsonl or .parquet file that holds the input.")
 @click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="Labels to show per head.")
 @click.option("--plot", type=click.Path(dir_okay=False), help="Plot it to this file (PNG, SVG, PDF).")
+@placement_options
 @verb
 def explain(
-    bundle: str, item: str, tasks: tuple[str, ...], column: str | None, top: int, plot: str | None, as_json: bool,
-    quiet: bool,
+    bundle: str, item: str, tasks: tuple[str, ...], column: str | None, top: int, plot: str | None, device: str,
+    dtype: str, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Show how BUNDLE answers INPUT: residual and weight of every task, selected set, heads, time."""
-    model = load(bundle, check=True)
+    model = load(bundle, device=device, dtype=dtype, check=True)
     inputs = list(read_inputs([item], image=model.takes_images, column=column, stdin=sys.stdin))
     if len(inputs) != 1:
         raise InputError(f"{item}: holds {len(inputs)} inputs; explain one at a time.")

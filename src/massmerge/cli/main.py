@@ -13,7 +13,17 @@ import massmerge
 from massmerge.io.allocator import keep_buffers
 
 _MODULES = {"demo": "demo.command"}
-_ANSWER = ("predict", "generate", "explain", "interpret", "calibrate", "eval", "study", "demo")  # run batch after batch
+_ANSWER = (
+    "predict",
+    "generate",
+    "explain",
+    "interpret",
+    "calibrate",
+    "adapt",
+    "eval",
+    "study",
+    "demo",
+)  # run batch after batch
 # Every other verb has a module of its name. What they import takes seconds, so the list of verbs needs none of them.
 VERBS = {
     "plan": "Show what a merge of RECIPE would do: tasks, ranks, bytes, memory, time, problems.",
@@ -31,6 +41,7 @@ VERBS = {
     "interpret": "Decode the singular vectors of BUNDLE's tasks as texts (TextSpan), to see what each subspace means.",
     "verify": "Check every checksum of BUNDLE, and with --experts its deltas; exit code 1 if a check fails.",
     "calibrate": "Fit a router of BUNDLE on inputs of each task, a dozen or thousands; labels are not needed.",
+    "adapt": "Adapt BUNDLE to INPUTS: mixed inputs without names, or the reservoir of a service.",
     "eval": "Measure BUNDLE, or a static merge, on the labelled data of SUITE.",
     "study": "Run the study NAME, or all, on the labelled data of SUITE.",
     "export": "Write tasks of BUNDLE to the folder TARGET in a format that other software reads.",

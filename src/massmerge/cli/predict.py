@@ -16,6 +16,7 @@ from massmerge.cli.common import (
     batch_size_option,
     cache_option,
     named_answers,
+    placement_options,
     plural,
     refuse_failures,
     refuse_unreadable,
@@ -41,11 +42,13 @@ from massmerge.model.load import load
 @click.option("--session", help="Column of the table whose rows with one value share evidence of their task.")
 @batch_size_option
 @cache_option
+@placement_options
 @click.option("--strict", is_flag=True, help="Stop at the first input that cannot be answered.")
 @verb
 def predict(
     bundle: str, inputs: tuple[str, ...], tasks: tuple[str, ...], column: str | None, out: str | None, wanted: str | None,
-    top: int, route: str, session: str | None, batch_size: int, cache: str, strict: bool, as_json: bool, quiet: bool,
+    top: int, route: str, session: str | None, batch_size: int, cache: str, device: str, dtype: str, strict: bool,
+    as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Answer INPUTS with BUNDLE: text, image files, folders, .txt, .csv, .jsonl, .parquet, or - for lines on standard input.
 
@@ -54,7 +57,7 @@ def predict(
     form = choose_format(wanted, out, as_json=as_json)
     if session and not any(Path(one).suffix.lower() in TABLE_SUFFIXES for one in inputs):
         raise InputError(f"--session {session}: names a column, and there is no table among the inputs.")
-    model = load(bundle, cache=cache, check=True)
+    model = load(bundle, device=device, dtype=dtype, cache=cache, check=True)
     refuse_unreadable(model)
     rows = read_inputs(inputs, image=model.takes_images, column=column, session=session, stdin=sys.stdin)
     options: dict[str, Any] = {"task": list(tasks) or None, "route": route, "top": top, "batch_size": batch_size}

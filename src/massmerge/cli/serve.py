@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from massmerge.bundle.reader import Bundle
-from massmerge.cli.common import batch_size_option, cache_option, verb
+from massmerge.cli.common import batch_size_option, cache_option, placement_options, verb
 from massmerge.errors import InputError, MassError
 
 
@@ -91,6 +91,14 @@ def _upstream(options: dict[str, Any], key_file: Path | None) -> dict[str, Any]:
     help="Seconds without a request after which a session is forgotten.",
 )
 @click.option(
+    "--reservoir",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep activations of a sample of inputs in this file (.safetensors), for `mass adapt`.",
+)
+@click.option(
+    "--reservoir-size", type=click.IntRange(1), default=2000, show_default=True, help="Inputs in that sample."
+)
+@click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
     callback=finite,
@@ -111,6 +119,13 @@ def _upstream(options: dict[str, Any], key_file: Path | None) -> dict[str, Any]:
 )
 @click.option("--max-items", type=click.IntRange(1), default=128, show_default=True, help="Inputs of one request.")
 @click.option("--max-text", type=click.IntRange(1), default=100_000, show_default=True, help="Characters of one text.")
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Tokens that are written for one request, and how many where it does not say.",
+)
 @click.option(
     "--max-pixels", type=click.IntRange(1), default=25_000_000, show_default=True, help="Pixels of one image."
 )
@@ -141,7 +156,7 @@ def _upstream(options: dict[str, Any], key_file: Path | None) -> dict[str, Any]:
     "--mapped", is_flag=True, help="Map tensors from the bundle's files, which must not change while it runs."
 )
 @click.option("--threads", type=click.IntRange(1), help="Threads of torch; all cores by default.")
-@click.option("--device", default="auto", show_default=True, help="Where to run: cpu, cuda, …")
+@placement_options
 @cache_option
 @click.option("--router", help="A router fitted by `mass calibrate`; the bundle's by default.")
 @click.option(
@@ -171,6 +186,8 @@ def serve(
     options["name"] = options["name"] or Path(str(bundle).partition("@")[0]).resolve().name
     if options["max_items"] > options["queue"]:
         raise InputError("--max-items is more than --queue: such a request could never be answered.")
+    if options["reservoir"] is not None and options["reservoir"].suffix != ".safetensors":
+        raise InputError(f"{options['reservoir']}: the name of a reservoir ends in .safetensors.")
     key = read_api_key(api_key_file) if api_key_file else None
     settings = ServiceSettings(opened.path, api_key=key, **_upstream(options, upstream_key_file))
     verbose = logging.getLogger().isEnabledFor(logging.INFO)

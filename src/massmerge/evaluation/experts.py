@@ -20,6 +20,7 @@ from massmerge.evaluation.data import TaskData
 from massmerge.evaluation.metrics import Given, given_of, written
 from massmerge.io.checksums import file_sha256
 from massmerge.io.durable import write_text
+from massmerge.io.placement import Placement
 from massmerge.merging.open_recipe import OpenedRecipe, open_recipe
 from massmerge.model.base import load_base
 from massmerge.model.core import Core
@@ -149,7 +150,7 @@ def _measure_texts(
 def dense_expert(opened: Experts, task: str) -> PreTrainedModel:
     """The base with every tensor of an expert in its place."""
     expert, slots = opened.sources.experts[task], opened.sources.base.skeleton.slots
-    model = load_base(opened.bundle, expert.names(), check=False)
+    model = load_base(opened.bundle, expert.names(), Placement(), check=False)
     held = model.state_dict()
     if strange := sorted(expert.names() - held.keys()):
         raise InputError(f"task {task}: the base has no place for {', '.join(strange)}.")

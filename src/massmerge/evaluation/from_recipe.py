@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from massmerge.bundle.layout import PROCESSOR, head_folder, task_folder
 from massmerge.errors import InputError, problems_error
+from massmerge.io.placement import Placement
 from massmerge.merging.heads import write_head
 from massmerge.merging.open_recipe import OpenedRecipe, open_recipe
 from massmerge.model.base import dense_base
@@ -38,7 +39,7 @@ def open_answering(prepared: OpenedRecipe) -> Core:
     if without and not prepared.base.writes:
         raise InputError(f"{', '.join(without)}: no head, so there is no label to answer. Give `head:` in the recipe.")
     touched = {name for expert in prepared.experts.values() for name in expert.names()}
-    base = dense_base(prepared.base, touched)
+    base = dense_base(prepared.base, touched, Placement())
     tasks = [task.name for task in prepared.recipe.tasks]
     with TemporaryDirectory(prefix="mass-") as temporary:
         folder = Path(temporary)

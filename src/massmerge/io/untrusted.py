@@ -23,7 +23,8 @@ _CODE = {
     "custom_pipelines": "names custom code",
     "kernel_config": "names remote code",
     "attribute_map": "renames fields of the configuration",
-    "quantization_config": "is for quantised weights, which cannot be merged and may need remote code",
+    "quantization_config": "is for quantised weights, which cannot be merged; load the model with transformers, "
+    "`model.dequantize().save_pretrained(FOLDER)`, and use that folder",
 }
 # What transformers or torch bring along. Other names are kernels of the hub, or replaced by one where they are missing.
 _BUILT_IN = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from massmerge.io.tensor_file import TensorInfo, header_bytes
@@ -13,34 +14,50 @@ if TYPE_CHECKING:
     from massmerge.merging.open_recipe import OpenedRecipe
     from massmerge.merging.plan import Sizes, TensorPlan
 
+Limits = Mapping[str, tuple[int, ...]]
+"""For each matrix the highest rank that each task's delta can have, 0 for a task that does not change it."""
+
 # Rough speeds of one core, for the estimate of time: products and the partial eigensolver, in operations a second.
 _PRODUCT_SPEED, _EIGEN_SPEED, _DISK_SPEED = 60e9, 12e9, 400e6
+_THIN_SPEED, _TENSOR_SECONDS = 15e9, 1e-3  # QR of thin matrices; reading two tensors and an SVD of a few rows
 _LIBRARIES = 500_000_000  # resident memory of the interpreter with torch and transformers
 
 
-def peak_memory(matrices: list[TensorPlan], whole: list[TensorPlan], workers: int) -> int:
-    """Each worker holds one tensor of base and expert, their difference in float32, and the factors of all tasks."""
+def peak_memory(matrices: list[TensorPlan], whole: list[TensorPlan], limits: Limits, workers: int) -> int:
+    """Each worker holds the factors of all tasks of one tensor, and for those that are not adapters base and delta."""
 
     def held(t: TensorPlan) -> int:
-        count = math.prod(t.shape)
         factors = sum(t.ranks) * sum(t.matrix) * 4 if t.matrix else 0
-        return 4 * count * 4 + 2 * factors + (3 * min(t.matrix) ** 2 * 8 if t.matrix else 0)
+        if t.matrix and all(map(_is_thin(t), limits[t.name])):
+            return 3 * factors  # as read, their bases, and as stored
+        return 4 * math.prod(t.shape) * 4 + 2 * factors + (3 * min(t.matrix) ** 2 * 8 if t.matrix else 0)
 
     largest = sorted((held(t) for t in (*matrices, *whole)), reverse=True)[:workers]
     return _LIBRARIES + sum(largest)
 
 
-def merge_seconds(matrices: list[TensorPlan], sizes: Sizes, workers: int) -> float:
-    """A rough time: operations by the speed of one core, bytes by the speed of a disk."""
+def merge_seconds(matrices: list[TensorPlan], limits: Limits, sizes: Sizes, workers: int) -> float:
+    """A rough time: operations by the speed of one core, bytes by the speed of a disk.
+
+    A delta that is known to be thin, as an adapter's, is never formed: what it costs grows with the square of its rank.
+    """
     total = 0.0
     for t in matrices:
         assert t.matrix is not None
         m, n = t.matrix
-        small = min(m, n)
-        used = [k for k in t.ranks if k]
-        total += sum(2 * m * n * small / _PRODUCT_SPEED + 1.4 * small**3 / _EIGEN_SPEED for _ in used)
-        total += 2 * (sum(used) ** 2) * (m + n) / _PRODUCT_SPEED
+        small, thin = min(m, n), _is_thin(t)
+        for limit in filter(None, limits[t.name]):
+            if thin(limit):
+                total += 6 * (m + n) * limit**2 / _THIN_SPEED + _TENSOR_SECONDS
+            else:
+                total += 2 * m * n * small / _PRODUCT_SPEED + 1.4 * small**3 / _EIGEN_SPEED
+        total += 2 * (sum(t.ranks) ** 2) * (m + n) / _PRODUCT_SPEED
     return round(total / workers + 3 * sizes.counted / _DISK_SPEED + 0.5, 1)
+
+
+def _is_thin(t: TensorPlan) -> Callable[[int], bool]:
+    assert t.matrix is not None
+    return min(t.matrix).__gt__
 
 
 def entry_bytes(name: str) -> int:

@@ -19,7 +19,7 @@ from massmerge.checkpoints import (
     narrow,
     open_base,
 )
-from massmerge.checkpoints.experts import task_skeleton
+from massmerge.checkpoints.experts import task_model
 from massmerge.checkpoints.open_clip import OpenClipStore
 from massmerge.checkpoints.towers import has_towers, vision_tower
 from massmerge.errors import InputError, Problem, problems_error
@@ -176,7 +176,7 @@ def _narrowed(base: Base, sources: list[Source], *, image: bool) -> Base:
     for source in sources:
         if not is_adapter(source):
             try:
-                return narrow(base, task_skeleton(source, base)[0])
+                return narrow(base, task_model(source, base).skeleton)
             except InputError:
                 continue
     return base

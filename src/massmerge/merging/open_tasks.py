@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from massmerge.checkpoints import Base, Expert, Source, open_expert
+from massmerge.checkpoints import Base, Expert, FullExpert, Source, open_expert
 from massmerge.checkpoints.backbone import language_class, with_output
+from massmerge.checkpoints.differences import left_out
 from massmerge.errors import InputError, Problem
 from massmerge.merging.heads import HeadSource, find_head
 from massmerge.merging.heads.text import TextTower
@@ -54,10 +55,18 @@ def open_tasks(
             continue
         experts[task.name] = expert
         attempt.problems += [Problem(where, text, "warning") for text in expert.warnings]
+        if isinstance(expert, FullExpert) and (rest := left_out(source, expert.beside, _head_layers(task))):
+            attempt.problems.append(Problem(where, rest, "warning"))
         head = attempt(where, partial(find_head, task, expert, base, folder, tower))
         if head is not None:
             heads[task.name] = head
     return OpenedTasks(experts, heads, attempt.problems)
+
+
+def _head_layers(task: TaskRecipe) -> list[str] | None:
+    """The layers that a recipe names as a task's head; none where it names no head."""
+    layers = getattr(task.head, "layers", None) or []
+    return None if task.head is None else [layers] if isinstance(layers, str) else layers
 
 
 def all_write(base: Base, tasks: list[TaskRecipe], opened: OpenedTasks) -> bool:

@@ -169,6 +169,7 @@ def plan_merge(prepared: OpenedRecipe, touched: dict[str, set[str]], problems: l
         )
         for x in sizes_of
     ]
+    limits = {x.name: x.limits for x in sizes_of}
     factors = {t: sum(factor_bytes(x, ranks[x.name][i]) for x in sizes_of) for i, t in enumerate(order)}
     cores = sum(core_bytes(x, ranks[x.name]) for x in sizes_of) if fixed else 0
     head_bytes = sum(head.nbytes for head in (*prepared.heads.values(), prepared.base_head) if head is not None)
@@ -201,8 +202,8 @@ def plan_merge(prepared: OpenedRecipe, touched: dict[str, set[str]], problems: l
         (*matrices, *whole),
         sizes,
         _ranks_known(prepared),
-        peak_memory(matrices, whole, workers),
-        merge_seconds(matrices, sizes, workers),
+        peak_memory(matrices, whole, limits, workers),
+        merge_seconds(matrices, limits, sizes, workers),
         tuple(problems),
         tuple(task.name for task in recipe.tasks if task.name not in prepared.experts),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,7 +54,8 @@ def core_bytes(matrix: MatrixSize, ranks: Sequence[int]) -> int:
 def total_bytes(matrices: Sequence[MatrixSize], ranks: Mapping[str, Sequence[int]], *, fixed: bool) -> int:
     """Bytes of all factors, and of the fixed model's cores if it is stored."""
     return sum(
-        sum(factor_bytes(m, k) for k in ranks[m.name]) + (core_bytes(m, ranks[m.name]) if fixed else 0)
+        sum(tasks * factor_bytes(m, k) for k, tasks in Counter(ranks[m.name]).items())
+        + (core_bytes(m, ranks[m.name]) if fixed else 0)
         for m in matrices
     )
 

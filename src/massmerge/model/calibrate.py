@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,36 +11,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from massmerge.bundle.download import refuse_hub
-from massmerge.bundle.kept_inputs import MOMENTS, kept_moments, moment_tensors
-from massmerge.bundle.layout import LEFT_OVER, MANIFEST, ROUTER
-from massmerge.bundle.manifest import read_manifest, sign_manifest
-from massmerge.bundle.merge_folder import recover
+from massmerge.bundle.kept_inputs import kept_moments, moment_tensors
 from massmerge.bundle.reader import Bundle
-from massmerge.bundle.watched_files import SourceFiles
-from massmerge.bundle.work_folder import WorkFolder, in_words
 from massmerge.errors import InputError
-from massmerge.io.checksums import file_sha256
-from massmerge.io.durable import link_tree
-from massmerge.io.tensor_file import read_tensors, write_tensors
 from massmerge.model.advice import advise
-from massmerge.model.estimate import Estimate, Seen, estimate, held_out_routings
+from massmerge.model.estimate import Estimate, HeldOut, held_out, plain_choice, some_of
+from massmerge.model.limits import Limits, by_rule, confidence_limit, fit_rule, typical_limit
 from massmerge.model.load import load
 from massmerge.model.model import Model
-from massmerge.model.route.first_pass import FirstPass
-from massmerge.model.route.voters import subspaces_of
+from massmerge.model.route.voters import TYPICAL
+from massmerge.model.router_file import FittedRouter, replace_router
+from massmerge.model.seen import Seen, Step, filled, look_at, refuse_without, see
 from massmerge.model.tune import TuneOptions, Tuning, leave_out, read_rows
-from massmerge.recipe import Unknown
-from massmerge.routing.moments import fit_moments, replay
+from massmerge.routing.confidence import ConfidenceRule
+from massmerge.routing.moments import fit_moments
 from massmerge.routing.router import place_of
 from massmerge.routing.routers import FITTED, find_router
 from massmerge.routing.tuned import TUNED
+from massmerge.routing.typicality import fit_typicality
 
 MOST = 2000  # inputs of a task that are read unless more are asked for
 AUTO = ("prototype", "linear")
 KINDS = ("auto", *FITTED)
-_ESTIMATED = 400  # inputs of a task that an estimate is made with; more would take long and change it little
-Step = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -56,6 +48,8 @@ class Calibration:
         advice: what to do next.
         replayed: tasks without inputs, for which those of an earlier calibration stand in, as drawn from their mean and
             scatter; their figures are of these.
+        rule: the constants of the router's confidence, where inputs were left out to fit them on.
+        limits: what is proposed for `unknown:`.
     """
 
     kind: str
@@ -65,6 +59,8 @@ class Calibration:
     tried: dict[str, Estimate]
     advice: list[str]
     replayed: tuple[str, ...] = ()
+    rule: ConfidenceRule | None = None
+    limits: Limits = field(default_factory=Limits)
 
     def plain(self) -> dict[str, Any]:
         """The calibration as plain data."""
@@ -76,6 +72,8 @@ class Calibration:
             "tried": {kind: found.mean._asdict() for kind, found in self.tried.items()},
             "advice": self.advice,
             "replayed": list(self.replayed),
+            "confidence": None if self.rule is None else asdict(self.rule),
+            "limits": self.limits.plain(),
         }
 
 
@@ -85,6 +83,10 @@ def calibrate(
     *,
     kind: str = "auto",
     count: int = MOST,
+    precision: float | None = None,
+    write_limits: bool = False,
+    device: str = "auto",
+    dtype: str = "auto",
     progress: Step = lambda name: None,
 ) -> Calibration:
     """Fit a router on inputs of each task and make it the bundle's.
@@ -98,6 +100,10 @@ def calibrate(
             all voters see; `nearest` keeps all activations; `mlp` trains a network on them;
             `tuned` trains an adapter of the first pass to name the task.
         count: how many inputs of each task are used at most.
+        precision: propose the least confidence with which this share of answers is right.
+        write_limits: write the limits that are proposed into the bundle, which abstains by them from then on.
+        device: where to run, as in `load`.
+        dtype: the type to run in, as in `load`; a router that is `tuned` is trained in float32.
         progress: called for each input that is read and each fold that is fitted.
 
     Returns:
@@ -109,86 +115,75 @@ def calibrate(
     """
     if kind not in KINDS:
         raise InputError(f"kind is one of {', '.join(KINDS)}, not {kind!r}.")
-    refuse_hub(path)
-    path = Path(path)
-    recover(path)
-    read_manifest(path)  # what is no bundle gets no folder beside it
-    work = WorkFolder(path)
-    with in_words(work.path), work.held():
-        try:
-            files = SourceFiles.of_bundle(path)
-            done, fitted = files.settled(lambda: _fit(path, inputs, kind, count, progress))
-            _write(path, work.fresh_result(), done.kind, fitted)
-            work.publish(replacing=True)
-        finally:
-            work.discard()
-    return done
+    if precision is not None and not 0 < precision < 1:
+        raise InputError(f"precision is a share between 0 and 1, not {precision}.")
+
+    def fit(opened: Path) -> tuple[Calibration, FittedRouter]:
+        done, tensors = _fit(_load(opened, kind, device, dtype), inputs, kind, count, precision, progress)
+        return done, FittedRouter(done.kind, tensors, done.rule, done.limits.unknown() if write_limits else {})
+
+    return replace_router(path, fit)
+
+
+def _load(path: Path, kind: str, device: str, dtype: str) -> Model:
+    """The bundle without a fitted router; steps of a training are too small for other types than float32."""
+    return load(path, router="projection", device=device, dtype="float32" if kind == TUNED else dtype, check=True)
 
 
 def _fit(
-    path: Path, inputs: Mapping[str, Iterable[Any]], kind: str, count: int, step: Step
+    model: Model, inputs: Mapping[str, Iterable[Any]], kind: str, count: int, precision: float | None, step: Step
 ) -> tuple[Calibration, dict[str, Tensor]]:
     """What was found out, and the tensors of the router that was chosen."""
-    model = load(path, router="projection", check=True)
     model.core.positions(list(inputs) or None)
     chosen = {task: list(islice(inputs.get(task, ()), count)) for task in model.tasks}
-    stored = {} if model.stages.options.first_pass == "fixed" else kept_moments(Bundle(path, check=False))
-    empty = _refuse_without(model, chosen, {} if kind == TUNED else stored)
+    stored = {} if model.stages.options.first_pass == "fixed" else kept_moments(Bundle(model.sets.bundle, check=False))
+    empty = refuse_without(model, chosen, {} if kind == TUNED else stored)
     if kind == TUNED:
-        return _tuned(model, chosen, step)
-    filled = [_filled(look, chosen, stored, count) for look in _seen(model, chosen, step)]
-    looks, owners = [look for look, _ in filled], filled[0][1]
+        return _tuned(model, chosen, precision, step)
+    whole = [filled(look, chosen, stored, count) for look in look_at(model, chosen, step)]
+    looks, owners = [look for look, _ in whole], whole[0][1]
     used = {task: int((owners == t).sum()) for t, task in enumerate(model.tasks)}
-    before, tried = _estimates(model, looks, owners, AUTO if kind == "auto" else (kind,), step)
-    best = _simplest_good(tried) if tried else AUTO[0] if kind == "auto" else kind
+    kinds = AUTO if kind == "auto" else (kind,)
+    asked = held_out(model, looks, owners, kinds, step)
+    before, tried = asked["projection"].estimate, {k: asked[k].estimate for k in kinds if k in asked}
+    best = _simplest_good(tried) if tried else kinds[0]
     everything = torch.arange(len(owners))
     fitted = {
         f"{best}.{name}": tensor
         for look in (looks if find_router(best).second_look else looks[:1])
         for name, tensor in look.fit(best, everything, owners).items()
     }
+    typical, left_out = _typicality(looks[0], owners, len(used))
+    items = [item for task, n in used.items() for item in (chosen[task] or [None] * n)]
+    rule, limits = _sureness(model, asked.get(best), items, precision)
+    limits = replace(limits, typicality=typical_limit(left_out))
     after = tried.get(best)
     advice = advise(used, before, after, model.shared_labels)
-    return Calibration(best, used, before, after, tried, advice, empty), fitted | _moments(looks, owners, len(used))
+    done = Calibration(best, used, before, after, tried, advice, empty, rule, limits)
+    return done, fitted | typical | _moments(looks, owners, len(used))
 
 
-def _refuse_without(
-    model: Model, chosen: dict[str, list[Any]], stored: dict[str, dict[str, Tensor]]
-) -> tuple[str, ...]:
-    """The tasks without inputs, for which what is stored of earlier ones stands in.
-
-    Raises:
-        InputError: nothing of use is stored of one of them.
-    """
-    empty = [task for task, items in chosen.items() if not items]
-    looks = [look.voters for look in (model.stages.first, model.stages.second) if look is not None]
-    for voters in looks if empty else ():
-        kept = stored.get(place_of([voter.name for voter in voters]))
-        wide = kept is not None and kept["means"].shape[1] == sum(voter.site.width for voter in voters)
-        known = model.tasks[: len(kept["means"])] if kept is not None and wide else []
-        lacking = [task for task in empty if task not in known]
-        if lacking:
-            other = (
-                " What is kept of earlier inputs is of other sites than those that vote now."
-                if stored and not wide
-                else ""
-            )
-            raise InputError(f"no inputs for {', '.join(lacking)}. Every task needs some; a dozen is enough.{other}")
-    return tuple(empty)
+def _typicality(look: Seen, owners: Tensor, tasks: int) -> tuple[dict[str, Tensor], Tensor]:
+    """What tells typical inputs from others, by the names that it is kept under; and how typical left out ones are."""
+    rows = some_of(owners, tasks)
+    fitted, left_out = fit_typicality(look.names, [z[rows] for z in look.activations], owners[rows], tasks)
+    return {f"{TYPICAL}.{name}": tensor for name, tensor in fitted.items()}, left_out
 
 
-def _filled(
-    look: Seen, chosen: dict[str, list[Any]], stored: dict[str, dict[str, Tensor]], most: int
-) -> tuple[Seen, Tensor]:
-    """A look with what stands in for the inputs of tasks that have none, and the task of each input."""
-    widths, begun = [z.shape[1] for z in look.activations], 0
-    parts: list[list[Tensor]] = []
-    for task, items in enumerate(chosen.values()):
-        own = [z[begun : begun + len(items)] for z in look.activations]
-        parts.append(own if items else replay(stored[place_of(look.names)], task, widths, most))
-        begun += len(items)
-    owners = torch.tensor([task for task, own in enumerate(parts) for _ in own[0]])
-    return Seen(look.voters, [torch.cat(zs) for zs in zip(*parts, strict=True)], look.subspaces), owners
+def _sureness(
+    model: Model, found: HeldOut | None, items: list[Any], precision: float | None
+) -> tuple[ConfidenceRule | None, Limits]:
+    """The rule of confidence that inputs speak for, and the limit for a wanted precision."""
+    if found is None:
+        return None, Limits(precision=precision)
+    owners = found.owners.tolist()
+    right = [model.tasks[t] == r.selected[0] for t, r in zip(owners, found.routings, strict=True)]
+    rule = fit_rule(found.routings, right)
+    if precision is None:
+        return rule, Limits()
+    routings = [by_rule(routing, rule) for routing in found.routings]
+    limit, answered = confidence_limit(model, [items[i] for i in found.rows.tolist()], routings, owners, precision)
+    return rule, Limits(confidence=limit, precision=precision, answered=answered)
 
 
 def _moments(looks: list[Seen], owners: Tensor, tasks: int) -> dict[str, Tensor]:
@@ -203,7 +198,9 @@ def _simplest_good(tried: dict[str, Estimate]) -> str:
     return next(kind for kind, found in tried.items() if found.mean.value >= least)
 
 
-def _tuned(model: Model, chosen: dict[str, list[Any]], step: Step) -> tuple[Calibration, dict[str, Tensor]]:
+def _tuned(
+    model: Model, chosen: dict[str, list[Any]], precision: float | None, step: Step
+) -> tuple[Calibration, dict[str, Tensor]]:
     """The same for the router that is trained once: some inputs are left out, for the estimate."""
     trained, asked = leave_out(chosen)
     tuning = Tuning(model, TuneOptions())
@@ -213,70 +210,19 @@ def _tuned(model: Model, chosen: dict[str, list[Any]], step: Step) -> tuple[Cali
     tried: dict[str, Estimate] = {}
     known = asked if any(asked.values()) else trained
     owners = torch.tensor([t for t, items in enumerate(known.values()) for _ in items])
-    looks = list(_seen(model, known, step))
-    before, _ = _estimates(model, looks, owners, (), step)
+    looks = list(look_at(model, known, step))
+    before = held_out(model, looks, owners, (), step)["projection"].estimate
+    rule, limits = None, Limits(precision=precision)
     if any(asked.values()):
-        own = Seen(tuning.voters, _activations(model, tuning.first_pass, known, step), [])
+        own = Seen(tuning.voters, see(model, tuning.first_pass, known, step), [])
         router = find_router(TUNED).load(own.names, kept, [])
         votes = own.votes(router, torch.arange(len(owners)))
-        routings = model.stages.decide(votes, None, model.stages.choice(unknown=Unknown()))
-        tried[TUNED] = estimate(model.tasks, owners, routings)
+        everything = torch.arange(len(owners))
+        found = HeldOut.of(model, owners, everything, model.stages.decide(votes, None, plain_choice(model.stages)))
+        tried[TUNED] = found.estimate
+        rule, limits = _sureness(model, found, [item for items in known.values() for item in items], precision)
     used = {task: len(items) for task, items in trained.items()}
     advice = advise(used, before, tried.get(TUNED), model.shared_labels)
-    done = Calibration(TUNED, used, before, tried.get(TUNED), tried, advice)
+    done = Calibration(TUNED, used, before, tried.get(TUNED), tried, advice, (), rule, limits)
     fitted = {f"{TUNED}.{name}": tensor for name, tensor in kept.items()}
     return done, fitted | _moments(looks, owners, len(used))
-
-
-def _seen(model: Model, chosen: dict[str, list[Any]], step: Step) -> Iterator[Seen]:
-    """What each look sees of the inputs."""
-    stages = model.stages
-    for look in (stages.first, stages.second):
-        if look is not None:
-            folder = model.core.reader.folder
-            subspaces = subspaces_of(look.voters, model.sets.tensors, stages.options, look.first_pass, folder)
-            yield Seen(look.voters, _activations(model, look.first_pass, chosen, step), subspaces)
-
-
-def _estimates(
-    model: Model, looks: list[Seen], owners: Tensor, kinds: Iterable[str], step: Step
-) -> tuple[Estimate, dict[str, Estimate]]:
-    """The estimate without calibration, and that of each kind, on no more inputs than it takes."""
-    rows = torch.cat([torch.where(owners == task)[0][:_ESTIMATED] for task in range(len(model.tasks))])
-    some = [Seen(look.voters, [z[rows] for z in look.activations], look.subspaces) for look in looks]
-    found: dict[str, Estimate] = {}
-    for kind in ("projection", *kinds):
-        own = some if find_router(kind).second_look else some[:1]
-        routings = held_out_routings(model.stages, own, kind, owners[rows], step)
-        if routings is not None:
-            found[kind] = estimate(model.tasks, owners[rows], routings)
-    return found.pop("projection"), found
-
-
-def _write(path: Path, result: Path, kind: str, fitted: dict[str, Tensor]) -> None:
-    """The bundle at `path` with the fitted router, in a folder of its own that shares all other files with it."""
-    manifest = read_manifest(path)
-    kept = {}
-    if ROUTER in manifest["files"]:
-        kept = {n: t for n, t in read_tensors(path / ROUTER) if not n.startswith((f"{kind}.", f"{MOMENTS}."))}
-    link_tree(path, result, leave_out=(MANIFEST, ROUTER, *LEFT_OVER))
-    write_tensors(result / ROUTER, {**kept, **fitted})
-    entry = {"bytes": (result / ROUTER).stat().st_size, "sha256": file_sha256(result / ROUTER)}
-    sign_manifest(result, {**manifest, "router_kind": kind, "files": {**manifest["files"], ROUTER: entry}})
-
-
-def _activations(model: Model, first_pass: FirstPass, chosen: dict[str, list[Any]], step: Step) -> list[Tensor]:
-    """What each voter of a pass sees of the inputs (n, width), in their order."""
-
-    def stepping(task: str, items: list[Any]) -> Iterator[Any]:
-        for item in items:
-            yield item
-            step(task)
-
-    found: list[list[Tensor]] = [[torch.zeros(0, voter.site.width) for voter in first_pass.voters]]
-    for task, items in ((task, items) for task, items in chosen.items() if items):
-        try:
-            found.append(model.activations(stepping(task, items), first_pass=first_pass))
-        except InputError as error:
-            raise InputError(f"inputs of {task}: {error}") from None
-    return [torch.cat(parts) for parts in zip(*found, strict=True)]

@@ -13,9 +13,10 @@ from transformers import PreTrainedModel
 from massmerge.bundle.damage import DamageWatch
 from massmerge.checkpoints.backbone import language_class
 from massmerge.errors import InputError
+from massmerge.io.placement import Placement
 from massmerge.model.answers import Prediction, Routing, make_prediction
 from massmerge.model.heads.classify import Head, backbone_call
-from massmerge.model.inputs import InputReader, Row, read_batches
+from massmerge.model.inputs import Batch, ChatRow, InputReader, Row, read_batches
 from massmerge.model.second_pass.install import PROBE_BATCH, Observed, observe
 from massmerge.model.trees import take_rows
 from massmerge.recipe import AnswerOptions, ProblemType
@@ -28,7 +29,7 @@ class Core:
     """The base with the tasks' heads, and what reads inputs for it."""
 
     base: PreTrainedModel
-    """In float32; tensors that only tasks have are zero. Of static merges and peers that write, the language model."""
+    """Tensors that only tasks have are zero in it. Of static merges and peers that write, the language model."""
     tasks: list[str]
     """Names of the tasks, in order."""
     labels: dict[str, tuple[str, ...]]
@@ -43,6 +44,11 @@ class Core:
     """Sees to the files that tensors are mapped from."""
     rule: ConfidenceRule = DATA_FREE
     """How evidence becomes confidence."""
+
+    @property
+    def placement(self) -> Placement:
+        """Where the base is, and in which type."""
+        return Placement(self.base.device, self.base.dtype, self.base.dtype)
 
     @property
     def problems(self) -> dict[str, ProblemType]:
@@ -98,7 +104,14 @@ class Core:
     def batch(self, rows: list[Row], *, left: bool = False) -> dict[str, Tensor]:
         """Rows as one batch, where the backbone is; padded on the left if that is wanted."""
         self.refuse_damage()
-        return {name: tensor.to(self.base.device) for name, tensor in self.reader.batch(rows, left=left).items()}
+        batch = self._placed(rows, left=left)
+        talks = [(place, row.turn) for place, row in enumerate(rows) if isinstance(row, ChatRow)]
+        if talks:
+            batch.turns = [place for place, _ in talks], self._placed([turn for _, turn in talks])
+        return batch
+
+    def _placed(self, rows: list[Row], *, left: bool = False) -> Batch:
+        return Batch(self.placement.batch(self.reader.batch(rows, left=left)))
 
     # Backbone and heads
 

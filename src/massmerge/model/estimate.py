@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -11,18 +11,19 @@ from torch import Tensor
 
 from massmerge.linalg.intervals import Figure, mean_of, wilson
 from massmerge.model.answers import Routing
-from massmerge.model.route.decide import Votes, cast_votes
-from massmerge.model.route.first_pass import Voter
+from massmerge.model.model import Model
+from massmerge.model.route.decide import Choice, Votes
 from massmerge.model.route.stages import Stages
+from massmerge.model.seen import Seen, Step
 from massmerge.recipe import Unknown
-from massmerge.routing import Activation
-from massmerge.routing.projection import ProjectionRouter
+from massmerge.routing.confidence import PROBABLE
 from massmerge.routing.router import Router
 from massmerge.routing.routers import find_router
 
 FOLDS = 5
 _CONFUSED = 0.03  # of a task's inputs: fewer that go to another are not worth a word
 _MOST_PAIRS = 5
+_MOST = 400  # inputs of a task that an estimate is made with; more would take long and change it little
 
 
 @dataclass(frozen=True)
@@ -57,38 +58,6 @@ class Estimate:
         }
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What the voters of one look see of some inputs.
-
-    Attributes:
-        voters: who they are.
-        activations: of each voter (n, width).
-        subspaces: the tasks' for each voter.
-    """
-
-    voters: list[Voter]
-    activations: list[Tensor]
-    subspaces: list[ProjectionRouter]
-
-    @property
-    def names(self) -> list[str]:
-        """The voters' names."""
-        return [voter.name for voter in self.voters]
-
-    def fit(self, kind: str, rows: Tensor, owners: Tensor) -> dict[str, Tensor]:
-        """What a router of a kind keeps of some of the inputs."""
-        return find_router(kind).fit(self.names, [z[rows] for z in self.activations], owners[rows], self.subspaces)
-
-    def router(self, kind: str, rows: Tensor, owners: Tensor) -> Router:
-        """The router that is fitted on some of the inputs."""
-        return find_router(kind).load(self.names, self.fit(kind, rows, owners), self.subspaces)
-
-    def votes(self, router: Router, rows: Tensor) -> Votes:
-        """What a router says of some of the inputs."""
-        return cast_votes(self.voters, [Activation(z[rows]) for z in self.activations], router)
-
-
 def folds(owners: Tensor, count: int = FOLDS) -> Iterator[tuple[Tensor, Tensor]]:
     """Places to fit on and places to ask about, every task divided alike; none if a task has but one input."""
     members = [torch.where(owners == task)[0] for task in sorted(set(owners.tolist()))]
@@ -101,11 +70,11 @@ def folds(owners: Tensor, count: int = FOLDS) -> Iterator[tuple[Tensor, Tensor]]
 
 
 def held_out_routings(
-    stages: Stages, looks: Sequence[Seen], kind: str, owners: Tensor, step: Callable[[str], None] = lambda name: None
+    stages: Stages, looks: Sequence[Seen], kind: str, owners: Tensor, step: Step = lambda name: None
 ) -> list[Routing] | None:
     """How each input is routed by a router of a kind that was fitted without it; none if a task has but one input.
 
-    Candidates are not asked: they would need the heads.
+    Candidates are not asked: they would need the heads. Probabilities are plain evidence, for a rule to be fitted to.
 
     Args:
         stages: those of the bundle.
@@ -119,17 +88,24 @@ def held_out_routings(
     found: dict[int, Routing] = {}
     for fitted, asked in folds(owners) if needs_fit else [(everything, everything)]:
         routers = [look.router(kind, fitted, owners) for look in looks]
-        for place, routing in zip(asked.tolist(), _decided(stages, looks, routers, asked), strict=True):
+        for place, routing in zip(asked.tolist(), decided(stages, looks, routers, asked), strict=True):
             found[place] = routing
         step(kind)
     return [found[place] for place in range(len(owners))] if found else None
 
 
-def _decided(stages: Stages, looks: Sequence[Seen], routers: Sequence[Router], asked: Tensor) -> list[Routing]:
+def plain_choice(stages: Stages) -> Choice:
+    """What is decided among where nothing abstains, and the evidence itself is the probability."""
+    return replace(stages.choice(unknown=Unknown()), rule=PROBABLE)
+
+
+def decided(stages: Stages, looks: Sequence[Seen], routers: Sequence[Router], asked: Tensor) -> list[Routing]:
+    """How routers of the looks route some of the inputs that these have seen."""
+
     def again(unsure: list[int]) -> Votes:
         return looks[1].votes(routers[1], asked[torch.tensor(unsure)])
 
-    choice = stages.choice(unknown=Unknown())
+    choice = plain_choice(stages)
     return stages.decide(looks[0].votes(routers[0], asked), again if len(looks) > 1 else None, choice)
 
 
@@ -147,3 +123,45 @@ def estimate(tasks: Sequence[str], owners: Tensor, routings: Sequence[Routing]) 
     ]
     confused = sorted((p for p in pairs if p.share >= _CONFUSED), key=lambda p: -p.share)[:_MOST_PAIRS]
     return Estimate(mean_of(list(figures.values())), figures, confused)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """How inputs of known task are routed by a router that was fitted without them.
+
+    Attributes:
+        rows: places of the inputs.
+        owners: the true task of each.
+        routings: of each, with plain evidence for probabilities.
+        estimate: what that says of the router.
+    """
+
+    rows: Tensor
+    owners: Tensor
+    routings: list[Routing]
+    estimate: Estimate
+
+    @classmethod
+    def of(cls, model: Model, owners: Tensor, rows: Tensor, routings: list[Routing]) -> HeldOut:
+        """With the estimate."""
+        return cls(rows, owners, routings, estimate(model.tasks, owners, routings))
+
+
+def some_of(owners: Tensor, tasks: int) -> Tensor:
+    """Places of no more inputs of each task than an estimate takes."""
+    return torch.cat([torch.where(owners == task)[0][:_MOST] for task in range(tasks)])
+
+
+def held_out(
+    model: Model, looks: Sequence[Seen], owners: Tensor, kinds: Iterable[str], step: Step = lambda name: None
+) -> dict[str, HeldOut]:
+    """What is found without calibration (`projection`), and with each kind where inputs can be left out."""
+    rows = some_of(owners, len(model.tasks))
+    some = [Seen(look.voters, [z[rows] for z in look.activations], look.subspaces) for look in looks]
+    found: dict[str, HeldOut] = {}
+    for kind in ("projection", *kinds):
+        own = some if find_router(kind).second_look else some[:1]
+        routings = held_out_routings(model.stages, own, kind, owners[rows], step)
+        if routings is not None:
+            found[kind] = HeldOut.of(model, owners[rows], rows, routings)
+    return found

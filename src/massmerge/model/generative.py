@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from massmerge.errors import InputError
 from massmerge.model.answers import Generation, Routing, answered, clear, or_raised
+from massmerge.model.chat import prompts_of
 from massmerge.model.core import Core
 from massmerge.model.decode import Piece, StepDecoder
 from massmerge.model.generate import Generator
@@ -41,8 +42,9 @@ class Generative(RoutingModel):
 
     def generate(
         self,
-        prompts: Any,
+        prompts: Any = None,
         *,
+        messages: Sequence[Any] | None = None,
         task: str | Sequence[str] | None = None,
         batch_size: int = 8,
         unknown: Unknown | dict[str, float] | None = None,
@@ -52,7 +54,8 @@ class Generative(RoutingModel):
         """Write an answer to each prompt, for bundles of encoder-decoders and decoders; prompts are routed one by one.
 
         Args:
-            prompts: texts, or what else `predict` takes.
+            prompts: texts, conversations, or what else `predict` takes.
+            messages: instead, the messages of one conversation, or of several: mappings of `role` and `content`.
             task: as in `predict`.
             batch_size: how many prompts run at once.
             unknown: as in `predict`.
@@ -64,7 +67,12 @@ class Generative(RoutingModel):
         """
         return list(
             self.generate_many(
-                several(prompts), task=task, batch_size=batch_size, unknown=unknown, on_error=on_error, **options
+                several(prompts_of(prompts, messages)),
+                task=task,
+                batch_size=batch_size,
+                unknown=unknown,
+                on_error=on_error,
+                **options,
             )
         )
 
@@ -121,11 +129,18 @@ class Generative(RoutingModel):
                 yield at + place, piece
             at += len(rows)
 
-    def generate_stream(self, prompt: Any, *, task: str | Sequence[str] | None = None, **options: Any) -> TextStream:
+    def generate_stream(
+        self,
+        prompt: Any = None,
+        *,
+        messages: Sequence[Any] | None = None,
+        task: str | Sequence[str] | None = None,
+        **options: Any,
+    ) -> TextStream:
         """The answer to one prompt while it is written: iterate over the result; `task` and `routing` are known at once."""
         choice = self.stages.choice(self.core.positions(task))
         generator = self._generator(choice, options)
-        row = generator.read(prompt)
+        row = generator.read(prompts_of(prompt, messages))
         return generator.stream(row, self._clear([row], choice)[0][0])
 
     def decoder(self) -> StepDecoder:

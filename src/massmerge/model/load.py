@@ -19,6 +19,7 @@ from massmerge.bundle.factors import TaskTensors
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.skeleton import Skeleton, Slot
 from massmerge.errors import InputError, MassError
+from massmerge.io.placement import Placement
 from massmerge.model.base import load_base
 from massmerge.model.core import Core
 from massmerge.model.heads.classify import Head, backbone_call, load_head
@@ -49,7 +50,7 @@ from massmerge.model.trees import shared_copy
 from massmerge.routing import Site
 from massmerge.routing.confidence import DATA_FREE, ConfidenceRule
 from massmerge.routing.projection import ProjectionRouter
-from massmerge.routing.router import Router
+from massmerge.routing.router import Router, moved
 from massmerge.routing.routers import find_router
 from massmerge.routing.separation import separation
 from massmerge.routing.sites import probe_inputs, watched_sites
@@ -63,6 +64,7 @@ def load(
     *,
     router: str | None = None,
     device: str = "auto",
+    dtype: str = "auto",
     cache: str | int = 0,
     check: bool | Literal["background"] = "background",
     mapped: bool = True,
@@ -72,7 +74,9 @@ def load(
     Args:
         path: the bundle's folder.
         router: `projection`, or one that `mass calibrate` has fitted; the bundle's own choice by default.
-        device: where to run, such as `cpu` or `cuda`; a GPU if there is one by default.
+        device: where to run, such as `cpu`, `cuda:1` or `mps`; a GPU if there is one by default.
+        dtype: `float32`, `bfloat16` or `float16`, of weights and activations; by default the base's own if the device is
+            fast with it, else float32.
         cache: bytes (or `"512MB"`) for dense weights of sets that are used again and again; none by default.
         check: how files are compared with the manifest: in the `background`, which takes little time: small files now, the
             large ones by XXH128 before the first answer and by SHA-256 after it, and all calls fail as soon as damage is
@@ -83,9 +87,8 @@ def load(
     Raises:
         InputError: not a bundle, or damaged.
     """
-    model = _watched(
-        path, check, partial(_load, router=router, device=device, cache=cache, mapped=mapped), mapped=mapped
-    )
+    make = partial(_load, router=router, device=device, dtype=dtype, cache=cache, mapped=mapped)
+    model = _watched(path, check, make, mapped=mapped)
     if model.stages.second and not mapped:
         _ = model.stages.second.router  # made now: nothing is read later
     return model
@@ -96,6 +99,7 @@ def load_routing(
     *,
     router: str | None = None,
     device: str = "auto",
+    dtype: str = "auto",
     check: bool | Literal["background"] = "background",
     mapped: bool = True,
 ) -> RoutingModel:
@@ -105,13 +109,15 @@ def load_routing(
         path: as in `load`, like all others.
         router: which router.
         device: where to run.
+        dtype: the type to run in.
         check: how files are compared with the manifest.
         mapped: leave the tensors of the base in their file; tasks' files are not needed any more.
 
     Raises:
         InputError: not a bundle, or damaged.
     """
-    return _watched(path, check, partial(_load_routing, router=router, device=device, mapped=mapped), mapped=mapped)
+    make = partial(_load_routing, router=router, device=device, dtype=dtype, mapped=mapped)
+    return _watched(path, check, make, mapped=mapped)
 
 
 def _watched(
@@ -167,10 +173,17 @@ def _collector_paused() -> Iterator[None]:
 
 
 def _load(
-    bundle: Bundle, watch: DamageWatch | None, *, router: str | None, device: str, cache: str | int, mapped: bool
+    bundle: Bundle,
+    watch: DamageWatch | None,
+    *,
+    router: str | None,
+    device: str,
+    dtype: str,
+    cache: str | int,
+    mapped: bool,
 ) -> Model:
-    place = _device(device)
-    tensors = TaskTensors(bundle, mapped=mapped)
+    place = Placement.choose(device, dtype, getattr(torch, bundle.base_dtype))
+    tensors = TaskTensors(bundle, place, mapped=mapped)
     touched = tensors.touched()
     base = _load_base(bundle, touched, place, check=watch is not None)
     if not mapped:
@@ -180,26 +193,24 @@ def _load(
     tensors.refuse_misfits(slots)
     heads = _load_heads(bundle, base)
     sites, observed = _probe(base, probe_inputs(base, PROBE_BATCH), heads)
-    tensors.to(place)
     # Before the looks, whose hooks would be copied with the base.
     first_only = set if plain() else partial(_first_only, base, observed, heads)
     second = SecondPass(base, touched, slots, observed, first_only)
     stages = _stages(bundle, base, sites, router or bundle.router_kind, tensors, slots)
-    core = _make_core(bundle, base, heads, stages, watch if mapped else None)
+    core = _make_core(bundle, base, place, heads, stages, watch if mapped else None)
     cached = DenseCache(0 if plain() else cache, second)
     return Model(core, stages, Sets(core, bundle.path, tensors, second, cached, slots, bundle.recipe.answer.merge))
 
 
 def _load_routing(
-    bundle: Bundle, watch: DamageWatch | None, *, router: str | None, device: str, mapped: bool
+    bundle: Bundle, watch: DamageWatch | None, *, router: str | None, device: str, dtype: str, mapped: bool
 ) -> RoutingModel:
-    place = _device(device)
-    tensors = TaskTensors(bundle)  # mapped: of most of it nothing is read
+    place = Placement.choose(device, dtype, getattr(torch, bundle.base_dtype))
+    tensors = TaskTensors(bundle, place)  # mapped: of most of it nothing is read
     base = _load_base(bundle, tensors.touched(), place, check=watch is not None)
     pack_layers(base)
     slots = Skeleton(base).slots
     tensors.refuse_misfits(slots)
-    tensors.to(place)
     sites, _ = _probe(base, probe_inputs(base, PROBE_BATCH), {})
     stages = _stages(bundle, base, sites, router or bundle.router_kind, tensors, slots)
     looks = [stages.first, stages.second] if stages.second else [stages.first]
@@ -208,12 +219,12 @@ def _load_routing(
     drop_unused(base, [look.first_pass for look in looks])
     if not mapped:
         _own_memory(base)
-    return RoutingModel(_make_core(bundle, base, {}, stages, watch if mapped else None), stages)
+    return RoutingModel(_make_core(bundle, base, place, {}, stages, watch if mapped else None), stages)
 
 
-def _load_base(bundle: Bundle, touched: set[str], place: torch.device, *, check: bool) -> PreTrainedModel:
+def _load_base(bundle: Bundle, touched: set[str], place: Placement, *, check: bool) -> PreTrainedModel:
     """The base where it runs, of a kind that its configuration says it is."""
-    base = load_base(bundle, touched, check=check).to(place)
+    base = load_base(bundle, touched, place, check=check)
     if (
         getattr(base.config, "is_encoder_decoder", False)
         and "decoder_input_ids" not in signature(base.forward).parameters
@@ -223,12 +234,17 @@ def _load_base(bundle: Bundle, touched: set[str], place: torch.device, *, check:
 
 
 def _make_core(
-    bundle: Bundle, base: PreTrainedModel, heads: dict[str, Head], stages: Stages, watch: DamageWatch | None
+    bundle: Bundle,
+    base: PreTrainedModel,
+    place: Placement,
+    heads: dict[str, Head],
+    stages: Stages,
+    watch: DamageWatch | None,
 ) -> Core:
     """Base and heads with what reads inputs for them."""
 
     def attempt(inputs: dict[str, Tensor]) -> object:
-        return stages.first.first_pass({k: v.to(base.device) for k, v in inputs.items()})
+        return stages.first.first_pass(place.batch(inputs))
 
     seen = probe_inputs(base)[base.main_input_name].shape[1:]
     image = base.main_input_name == "pixel_values"
@@ -302,14 +318,15 @@ def _stages(
     voters = choose_voters(recipe, sites, base, tensors, half=image)
     first_pass = _make_first_pass(bundle, base, kind, voters, tensors, slots)
     subspaces = subspaces_of(voters, tensors, recipe.router, first_pass, bundle.processor_folder)
-    own = make_router(bundle, kind, voters, subspaces)
+    own = moved(make_router(bundle, kind, voters, subspaces), base.device)
     first = Look(first_pass, lambda: own)
     second = _second_look(bundle, base, sites, kind, tensors, subspaces) if image else None
     constants = bundle.confidence(kind)
     rule = None if constants is None else ConfidenceRule.of(constants)
-    targets = None if find_router(kind).needs_fit else tensors.targets
+    chosen = find_router(kind)
+    targets = None if chosen.needs_fit and chosen.needs_names else tensors.targets
     # What is typical was learned from what the plain base sees.
-    typical = None if kind == TUNED else load_typicality(bundle, voters)
+    typical = None if kind == TUNED else moved(load_typicality(bundle, voters), base.device)
     return Stages(tensors.names, sites, recipe.router, recipe.unknown, first, second, rule, typical, targets)
 
 
@@ -333,19 +350,7 @@ def _second_look(
 
     def router() -> Router:
         own = subspaces_of(voters, tensors, options, first_pass, bundle.processor_folder)
-        return make_router(bundle, kind, voters, own)
+        return moved(make_router(bundle, kind, voters, own), base.device)
 
     kin = separation([subspaces.bases for subspaces in dict.fromkeys(first)]).kin(tensors.targets)
     return SecondLook(first_pass, router, kin, options.unsure)
-
-
-def _device(name: str) -> torch.device:
-    """Where to run: as told, or a GPU if there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"cannot run on {name!r} ({str(error).splitlines()[0]}). Use cpu, or cuda with a GPU."
-        ) from None

@@ -15,7 +15,7 @@ from massmerge.checkpoints.backbone import language_class
 from massmerge.errors import InputError
 from massmerge.model.answers import Prediction, Routing, answered, or_raised, or_unclear
 from massmerge.model.generative import Generative
-from massmerge.model.heads.classify import features
+from massmerge.model.heads.linear import features
 from massmerge.model.inputs import Row, several
 from massmerge.model.route.decide import Choice
 from massmerge.model.route.first_pass import FirstPass
@@ -169,7 +169,9 @@ class Model(Generative):
             first_pass: another pass with voters of its own, instead of the one that decides.
         """
         run = first_pass or self.stages.first.first_pass
-        found = [[seen.pooled() for seen in run(batch)] for batch in self.core.batches(several(inputs), batch_size)]
+        found = [
+            [seen.pooled().cpu() for seen in run(batch)] for batch in self.core.batches(several(inputs), batch_size)
+        ]
         return [torch.cat(parts) for parts in zip(*found, strict=True)]
 
     # Steps

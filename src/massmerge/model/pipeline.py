@@ -96,6 +96,7 @@ def pipeline(
     model: str | Path | Model | None = None,
     *,
     device: str = "auto",
+    dtype: str = "auto",
     batch_size: int = 32,
     top_k: int | str | None = _NOT_GIVEN,
 ) -> Pipeline:
@@ -105,6 +106,7 @@ def pipeline(
         task: the bundle; or as in transformers the name of the pipeline, and the bundle as `model`.
         model: the bundle's folder, its hub id, or a loaded model.
         device: as in `load`.
+        dtype: as in `load`.
         batch_size: how many inputs run at once.
         top_k: how many labels each answer has; as in transformers by default.
 
@@ -114,7 +116,7 @@ def pipeline(
     kind, given = (None, task) if model is None else (task, model)
     if given is None:
         raise InputError('name a bundle: mm.pipeline("bundle").')
-    opened = given if isinstance(given, Model) else load(given, device=device)
+    opened = given if isinstance(given, Model) else load(given, device=device, dtype=dtype)
     if opened.writes:
         raise InputError("this bundle answers with texts, not with labels. Use `load` and `Model.generate`.")
     made = Pipeline(opened, batch_size=batch_size, top_k=top_k)

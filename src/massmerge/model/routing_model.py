@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
 from massmerge.model.answers import Routing, clear
 from massmerge.model.core import Answering, Core
 from massmerge.model.inputs import several
-from massmerge.model.route.stages import Stages
+from massmerge.model.route.stages import Stages, Watch
 from massmerge.recipe import Unknown
 from massmerge.routing import Site
 from massmerge.routing.sessions import Keys, SessionKeys, Sessions, all_together, session_batches
@@ -48,6 +50,12 @@ class RoutingModel(Answering):
     def sites(self) -> list[Site]:
         """Every place where inputs can be routed, in the order of a forward pass."""
         return list(self.stages.sites)
+
+    def watched(self, watch: Watch) -> Self:
+        """The same model, which shows every batch that it routes to `watch`, with what the voters see of it."""
+        made = copy(self)
+        made._stages = replace(self._stages, watch=watch)
+        return made
 
     def read(self, item: Any) -> dict[str, Tensor]:
         """One input as the tensors that the backbone takes; every other method takes them in its place.

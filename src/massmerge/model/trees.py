@@ -66,6 +66,18 @@ def join_rows(values: list[Any]) -> Any:
     return first
 
 
+def widened(value: Any) -> Any:
+    """The same value with its numbers in float32."""
+    if isinstance(value, Tensor):
+        return value.float() if value.is_floating_point() else value
+    if isinstance(value, dict):
+        wide = {k: widened(v) for k, v in value.items()}
+        return type(value)(**wide) if type(value) is not dict else wide
+    if isinstance(value, tuple | list):
+        return type(value)(widened(v) for v in value)
+    return value
+
+
 def is_batched(value: Any, batch: int) -> bool:
     """Whether every tensor in a value has the batch as its first dimension."""
     if isinstance(value, Tensor):

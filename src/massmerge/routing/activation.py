@@ -30,8 +30,8 @@ class Activation:
         """Means (batch, …) over each input's tokens of values (n, …) that belong to the rows."""
         if self.tokens is None:
             return values
-        owners = torch.repeat_interleave(torch.arange(len(self.tokens)), self.tokens)
-        sums = torch.zeros(len(self.tokens), *values.shape[1:], dtype=values.dtype).index_add_(0, owners, values)
+        owners = torch.repeat_interleave(self.tokens)
+        sums = values.new_zeros(len(self.tokens), *values.shape[1:]).index_add_(0, owners, values)
         return sums / self.tokens.clamp_min(1).reshape(-1, *(1,) * (values.ndim - 1))
 
     def pooled(self) -> Tensor:

@@ -137,16 +137,16 @@ def refit(rule: ConfidenceRule, leads: Tensor, right: Tensor) -> ConfidenceRule:
     return replace(rule, offset=offset, lead=lead)
 
 
-def least_confidence(confidences: Sequence[float], right: Sequence[bool], precision: float) -> float | None:
+def least_confidence(confidences: Sequence[float], right: Sequence[float], precision: float) -> float | None:
     """The least limit such that answers from it on are right in the wanted share; none if no limit reaches it.
 
     Args:
         confidences: of some answers.
-        right: whether each was right.
+        right: whether each was right, or how probable that is.
         precision: the share of right ones among those that are given.
     """
     order = sorted(range(len(confidences)), key=lambda i: -confidences[i])
-    found, hits = None, 0
+    found, hits = None, 0.0
     for count, i in enumerate(order, 1):
         hits += right[i]
         last = count == len(order) or confidences[order[count]] < confidences[i]

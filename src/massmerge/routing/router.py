@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from massmerge.routing.activation import Activation
 
 if TYPE_CHECKING:
     from massmerge.routing.projection import ProjectionRouter
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class RouterKind(ABC):
 
     needs_fit = True
     """Whether it is fitted on inputs of each task (`mass calibrate`) before it can be loaded."""
+    needs_names = True
+    """Whether the task of the inputs that it is fitted on must be known."""
     second_look = False
     """Whether inputs that are unclear at the first look are looked at a second time by it."""
 
@@ -68,6 +74,29 @@ class RouterKind(ABC):
     @abstractmethod
     def load(self, voters: Sequence[str], kept: dict[str, Tensor], subspaces: list[ProjectionRouter]) -> Router:
         """The router of what `fit` has kept."""
+
+
+def moved(part: _T, device: torch.device) -> _T:
+    """A router, or what else decides, with all of its tensors on a device; one that is there already is kept as it is."""
+    return part if device.type == "cpu" else _moved(part, device, {})
+
+
+def _moved(part: Any, device: torch.device, known: dict[int, Any]) -> Any:
+    """The same for any value; what several routers share stays shared."""
+    if isinstance(part, Tensor):
+        return part.to(device)
+    if isinstance(part, nn.Module):
+        return copy.deepcopy(part).to(device)
+    if isinstance(part, list | tuple):
+        return type(part)(_moved(one, device, known) for one in part)
+    if isinstance(part, dict):
+        return {name: _moved(one, device, known) for name, one in part.items()}
+    if not type(part).__module__.startswith("massmerge."):
+        return part
+    if id(part) not in known:
+        found = known[id(part)] = copy.copy(part)
+        vars(found).update({name: _moved(one, device, known) for name, one in vars(part).items()})
+    return known[id(part)]
 
 
 def place_of(voters: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from massmerge.errors import InputError
+from massmerge.routing.adapted import ADAPTED, Adapted
 from massmerge.routing.linear import Linear
 from massmerge.routing.mlp import MlpRouter
 from massmerge.routing.nearest import NearestRouter
@@ -19,8 +20,10 @@ ROUTERS: dict[str, RouterKind] = {
     "nearest": PerVoter(NearestRouter),
     "mlp": PerVoter(MlpRouter),
     TUNED: TunedKind(),
+    ADAPTED: Adapted(),
 }
-FITTED = [name for name, router in ROUTERS.items() if router.needs_fit]
+FITTED = [name for name, router in ROUTERS.items() if router.needs_fit and router.needs_names]
+"""Those that `mass calibrate` fits."""
 
 
 def find_router(kind: str) -> RouterKind:

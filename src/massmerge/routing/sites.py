@@ -55,7 +55,7 @@ def probe_inputs(model: PreTrainedModel, batch: int = 1) -> dict[str, Tensor]:
         size = getattr(config, "image_size", 224)
         height, width = (size, size) if isinstance(size, int) else tuple(size)
         shape = (batch, getattr(config, "num_channels", 3), height, width)
-        return {"pixel_values": torch.zeros(shape, device=model.device)}
+        return {"pixel_values": torch.zeros(shape, device=model.device, dtype=model.dtype)}
     ids = torch.arange(4, device=model.device).repeat(batch, 1) % max(1, getattr(config, "vocab_size", 4))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 

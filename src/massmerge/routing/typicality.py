@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from massmerge.linalg.factors import truncated_svd
+
 _SHRINKAGE = (
     0.3  # of the scatter's covariance towards a multiple of the identity; anything from 0.1 to 0.8 does as well
 )
@@ -34,16 +36,16 @@ def fit_space(z: Tensor, owners: Tensor, tasks: int) -> dict[str, Tensor]:
     units = normalize(z.float(), dim=1)
     means = torch.stack([units[owners == t].mean(0) for t in range(tasks)])
     scatter = (units - means[owners]) / math.sqrt(max(1, len(units) - tasks))
-    _, s, directions = torch.linalg.svd(scatter, full_matrices=False)
-    kept = min(_DIRECTIONS, int((s > _FLAT).sum()))
-    variance = float(s.square().sum()) / units.shape[1] or 1.0
-    rest = float(s[kept:].square().sum()) / max(1, units.shape[1] - kept)
+    _, s, directions = truncated_svd(scatter, min(max(1, _DIRECTIONS), *scatter.shape))
+    kept, total = min(_DIRECTIONS, int((s > _FLAT).sum())), float(scatter.square().sum())
+    variance = total / units.shape[1] or 1.0
+    rest = max(0.0, total - float(s[:kept].square().sum())) / max(1, units.shape[1] - kept)
     floor = 1 / (_SHRINKAGE * variance + (1 - _SHRINKAGE) * rest)
     weights = 1 / (_SHRINKAGE * variance + (1 - _SHRINKAGE) * s[:kept].square()) - floor
     return {
         "means": means,
         "directions": directions[:kept].contiguous(),
-        "weights": weights,
+        "weights": weights.contiguous(),
         "floor": torch.tensor([floor]),
     }
 
@@ -67,7 +69,9 @@ def nearness(distances: Tensor) -> Tensor:
     return torch.stack([-own, others - own if count > 1 else torch.zeros_like(own)], 1)
 
 
-def fit_typicality(voters: Sequence[str], seen: Sequence[Tensor], owners: Tensor, tasks: int) -> dict[str, Tensor]:
+def fit_typicality(
+    voters: Sequence[str], seen: Sequence[Tensor], owners: Tensor, tasks: int
+) -> tuple[dict[str, Tensor], Tensor]:
     """What is kept of inputs of known task: a space for each voter, and how near inputs usually are that were left out.
 
     Args:
@@ -75,25 +79,37 @@ def fit_typicality(voters: Sequence[str], seen: Sequence[Tensor], owners: Tensor
         seen: what each voter sees of the inputs (n, d).
         owners: task of each (n,).
         tasks: number of tasks.
+
+    Returns:
+        What is kept, means and directions in half precision; and how typical each input was found when it was left out
+        (n,), none where a task has but one.
     """
+    near = _left_out(seen, owners, tasks)
+    usual = _usual(near if len(near) else torch.zeros(1, 2))
+    halved = ("means", "directions")
+    found = {
+        f"{voter}.{name}": tensor.half() if name in halved else tensor
+        for voter, z in zip(voters, seen, strict=True)
+        for name, tensor in fit_space(z, owners, tasks).items()
+    }
+    return {**found, "usual": usual}, _typical(near, usual)
+
+
+def _left_out(seen: Sequence[Tensor], owners: Tensor, tasks: int) -> Tensor:
+    """Nearness (n, 2) of inputs to what is fitted without them."""
     fold = torch.zeros(len(owners), dtype=torch.long)
     for task in range(tasks):
         own = torch.where(owners == task)[0]
         fold[own] = torch.arange(len(own)) % _FOLDS
-    left_out = []
+    found = [torch.zeros(0, 2)]
     for number in range(_FOLDS):
         out, kept = fold == number, fold != number
         if not bool(out.any()) or len(set(owners[kept].tolist())) < tasks:
             continue  # a task with one input has none to be left out
         spaces = [fit_space(z[kept], owners[kept], tasks) for z in seen]
         distances = [log_distances(z[out], space) for z, space in zip(seen, spaces, strict=True)]
-        left_out.append(nearness(torch.stack(distances).mean(0)))
-    found = {
-        f"{voter}.{name}": tensor
-        for voter, z in zip(voters, seen, strict=True)
-        for name, tensor in fit_space(z, owners, tasks).items()
-    }
-    return {**found, "usual": _usual(torch.cat(left_out) if left_out else torch.zeros(1, 2))}
+        found.append(nearness(torch.stack(distances).mean(0)))
+    return torch.cat(found)
 
 
 def _usual(near: Tensor) -> Tensor:
@@ -106,6 +122,11 @@ def _usual(near: Tensor) -> Tensor:
 def _together(near: Tensor, usual: Tensor) -> Tensor:
     standard = (near - usual[:2, 0]) / usual[:2, 1]
     return standard[:, 0] + _GAP * standard[:, 1]
+
+
+def _typical(near: Tensor, usual: Tensor) -> Tensor:
+    """About which share of inputs is less near (n,)."""
+    return torch.special.ndtr((_together(near, usual) - usual[2, 0]) / usual[2, 1])
 
 
 @dataclass(frozen=True)
@@ -126,7 +147,7 @@ class Typicality:
         names = ("means", "directions", "weights", "floor")
         if "usual" not in kept or any(f"{voter}.{name}" not in kept for voter in voters for name in names):
             return None
-        return cls([{name: kept[f"{voter}.{name}"] for name in names} for voter in voters], kept["usual"])
+        return cls([{name: kept[f"{voter}.{name}"].float() for name in names} for voter in voters], kept["usual"])
 
     @torch.inference_mode()
     def __call__(self, seen: Sequence[Tensor], tasks: Sequence[int]) -> Tensor:
@@ -137,5 +158,4 @@ class Typicality:
             tasks: positions of the tasks that are in question.
         """
         distances = [log_distances(z, space)[:, list(tasks)] for z, space in zip(seen, self.spaces, strict=True)]
-        together = _together(nearness(torch.stack(distances).mean(0)), self.usual)
-        return torch.special.ndtr((together - self.usual[2, 0]) / self.usual[2, 1])
+        return _typical(nearness(torch.stack(distances).mean(0)), self.usual)

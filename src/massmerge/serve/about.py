@@ -46,13 +46,16 @@ def _add_bundle(router: APIRouter, service: Service) -> None:
 
     @router.get("/v1/models", response_model=ModelsAnswer, responses=_SOME, tags=["bundle"])
     async def models() -> dict[str, Any]:
-        """The model that is served, in the list that OpenAI's clients read."""
+        """The model that is served, in the list that OpenAI's clients read; where texts are written, also each task."""
         loaded = service.loaded
-        entry = {
-            "id": service.settings.model_name, "object": "model", "created": int(loaded.at), "owned_by": "massmerge",
-            "kind": loaded.kind, "tasks": loaded.model.tasks,
-        }  # fmt: skip
-        return {"object": "list", "data": [entry]}
+        tasks = loaded.model.tasks
+        name = service.settings.model_name
+        names = {name: tasks}
+        if loaded.answers == "text" or service.upstream is not None:
+            names |= {task: [task] for task in tasks if task != name}
+        same = {"object": "model", "created": int(loaded.at), "owned_by": "massmerge", "kind": loaded.kind}
+        entries = [{"id": one, **same, "tasks": own} for one, own in names.items()]
+        return {"object": "list", "data": entries}
 
 
 def _add_state(router: APIRouter, service: Service) -> None:

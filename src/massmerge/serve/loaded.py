@@ -110,7 +110,7 @@ def load_bundle(settings: ServiceSettings) -> Loaded:
 
 def _load_and_warm(settings: ServiceSettings) -> tuple[RoutingModel, Answers]:
     """The model, which has answered once with each task."""
-    options: dict[str, Any] = {"router": settings.router, "device": settings.device}
+    options: dict[str, Any] = {"router": settings.router, "device": settings.device, "dtype": settings.dtype}
     options |= {"check": True, "mapped": settings.mapped}
     if settings.route_only:
         part = load_routing(settings.bundle, **options)
@@ -118,6 +118,11 @@ def _load_and_warm(settings: ServiceSettings) -> tuple[RoutingModel, Answers]:
         return part, "tasks"
     model = load(settings.bundle, cache=settings.cache, **options)
     warm = _warm(model)
+    if model.writes:
+        model.route([warm])
+        for task in model.tasks:
+            model.generate([warm], task=task, max_new_tokens=2, on_error="row")
+        return model, "text"
     model.predict([warm], on_error="row")
     for task in model.labels:
         model.predict([warm], task=task, on_error="row")

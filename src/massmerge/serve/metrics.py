@@ -38,6 +38,7 @@ class Metrics:
         )
         self.abstentions = Counter("mass_abstentions", "Inputs that no task fits.", registry=here)
         self.faults = Counter("mass_input_errors", "Inputs that could not be answered.", ["code"], registry=here)
+        self.tokens = Counter("mass_tokens", "Tokens of prompts, and of texts written.", ["kind"], registry=here)
         self.queue = Gauge("mass_queue_length", "Inputs in the queue.", registry=here)
         self.sessions = Gauge("mass_sessions", "Sessions that are remembered.", registry=here)
         self.active = Gauge("mass_active_requests", "Requests in progress.", registry=here)
@@ -63,6 +64,11 @@ class Metrics:
                 self.abstentions.inc()
             else:
                 self.routed.labels(result.task).inc()
+
+    def count_tokens(self, read: int, written: int) -> None:
+        """Note the tokens of a text that was written."""
+        self.tokens.labels("prompt").inc(read)
+        self.tokens.labels("written").inc(written)
 
     def text(self) -> bytes:
         """All figures in Prometheus' format."""

@@ -8,13 +8,15 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar, cast
 
 import torch
 from starlette.requests import Request
 
 from massmerge.errors import MassError
 from massmerge.model.answers import Prediction
+from massmerge.model.generative import Generative
 from massmerge.model.routing_model import RoutingModel
 from massmerge.routing.sessions import Sessions
 from massmerge.serve.batching import Batcher, BatchKey, Fault, Outcome
@@ -24,9 +26,11 @@ from massmerge.serve.loaded import Loaded, load_bundle
 from massmerge.serve.logs import without_values
 from massmerge.serve.metrics import Metrics
 from massmerge.serve.openai.upstream import Upstream
+from massmerge.serve.reservoir import Reservoir
 from massmerge.serve.settings import ServiceSettings
 from massmerge.serve.traffic import Traffic
 from massmerge.serve.worker import InSession, Worker
+from massmerge.serve.writing import Writer
 
 log = logging.getLogger("massmerge.serve")
 _R = TypeVar("_R")
@@ -50,6 +54,9 @@ class Service:
         self._loaded: Loaded | None = None
         self._batcher: Batcher | None = None
         self._decoder: Decoder | None = None
+        self._writer: Writer | None = None
+        kept = settings.reservoir
+        self.reservoir = None if kept is None else Reservoir(kept, settings.reservoir_size)
         self.upstream: Upstream | None = None
         """Where completions are written, if not here."""
         self._under_way: set[asyncio.Task[Any]] = set()
@@ -81,10 +88,14 @@ class Service:
             self.loading.cancel()
         if self._decoder:
             self._decoder.close()
+        if self._writer:
+            await asyncio.to_thread(self._writer.close, 1.0)
         if self.upstream:
             await self.upstream.close()
         if self._batcher:
             await asyncio.to_thread(self._batcher.close, 1.0)
+        if self.reservoir:
+            await asyncio.to_thread(self.reservoir.write)
 
     def give_up(self) -> None:
         """Refuse what is still under way: the time in which it could be answered is over."""
@@ -111,7 +122,10 @@ class Service:
 
     async def _load(self) -> None:
         began = time.monotonic()
-        self._loaded = await _in_daemon(lambda: load_bundle(self.settings))
+        loaded = await _in_daemon(lambda: load_bundle(self.settings))
+        if self.reservoir is not None:
+            loaded = replace(loaded, model=loaded.model.watched(self.reservoir))
+        self._loaded = loaded
         took = round(time.monotonic() - began, 2)
         log.info("bundle loaded", extra={"bundle": str(self.settings.bundle), "seconds": took})
 
@@ -159,9 +173,20 @@ class Service:
         return self.loaded.model
 
     @property
+    def writer(self) -> Writer:
+        """What writes texts; made when the first one is asked for."""
+        if self._writer is None:
+            self._writer = Writer(
+                lambda: cast(Generative, self._model()), size=self.settings.batch_size, limit=self.settings.queue,
+                begin=self._set_threads, hear=self.metrics.batch, died=self._died,
+            )  # fmt: skip
+        return self._writer
+
+    @property
     def waiting(self) -> int:
-        """Inputs in the queue, and images that are decoded for it."""
-        return self._batcher.waiting + self._decoder.inputs if self._batcher and self._decoder else 0
+        """Inputs and prompts in the queues, and images that are decoded."""
+        asked = self._batcher.waiting + self._decoder.inputs if self._batcher and self._decoder else 0
+        return asked + (self._writer.waiting if self._writer else 0)
 
     # Answers
 

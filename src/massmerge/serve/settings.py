@@ -20,6 +20,7 @@ class ServiceSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     device: str = "auto"
+    dtype: str = "auto"
     cache: str = "0"
     router: str | None = None
     threads: int | None = None
@@ -33,6 +34,10 @@ class ServiceSettings:
     """Sessions that are remembered; beyond that the least recently used are forgotten."""
     session_expiry: float = 600.0
     """Seconds without a request after which a session is forgotten."""
+    reservoir: Path | None = None
+    """Where activations of some inputs are kept for `mass adapt`; nowhere by default."""
+    reservoir_size: int = 2000
+    """How many inputs are kept there."""
     timeout: float = 30.0
     """Seconds from a request's first byte to its answer."""
     max_requests: int = 256
@@ -43,6 +48,8 @@ class ServiceSettings:
     max_items: int = 128
     max_text: int = 100_000
     """Characters of one text."""
+    max_new_tokens: int = 512
+    """Tokens that are written for one request, and how many where it does not say."""
     max_pixels: int = 25_000_000
     """Pixels of one image."""
     max_request_pixels: int = 100_000_000

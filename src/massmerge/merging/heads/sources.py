@@ -1,50 +1,28 @@
-"""Heads as a merge finds them: cut from a task's model, or given as a file with a linear layer."""
+"""Heads as a merge finds and writes them: cut from a task's model, given as a file, or made of texts."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
 
 from torch import Tensor
 
-from massmerge.bundle.layout import LABELS, head_folder
+from massmerge.bundle.layout import LABELS, LINEAR, head_folder
 from massmerge.bundle.problem_types import problem_of
 from massmerge.checkpoints import Base, Expert, HeadParts
-from massmerge.checkpoints.backbone import feature_width, language_class, split
+from massmerge.checkpoints.backbone import language_class, split
 from massmerge.checkpoints.expert_tensors import finite
 from massmerge.checkpoints.skeleton import build, untie_output
-from massmerge.checkpoints.stores import Store, open_file
 from massmerge.errors import InputError
 from massmerge.io.tensor_file import write_tensors
-from massmerge.merging.heads.labels import read_labels, repeated
+from massmerge.merging.heads.head import HeadSource, refuse_label_count
+from massmerge.merging.heads.labels import read_labels
+from massmerge.merging.heads.linear import linear_head
+from massmerge.merging.heads.setfit import refuse_setfit
 from massmerge.merging.heads.text import TextTower, read_texts, template_sets, text_head
-from massmerge.recipe import FileHead, ProblemType, TaskRecipe, TextHead
-
-
-@dataclass(frozen=True)
-class HeadSource:
-    """A task's head and its label names, found but not yet written."""
-
-    kind: Literal["shell", "linear", "none"]
-    class_name: str | None
-    labels: tuple[str, ...] | None
-    nbytes: int
-    problem_type: ProblemType | None = None
-    """What its outputs mean; none without labels, and where a bundle keeps the head."""
-    parts: HeadParts | None = None
-    linear: FileHead | None = None
-    store: Store | None = None
-    make: Callable[[], dict[str, Tensor]] | None = None
-    """Computes the tensors of a head made of texts, when it is written."""
-    features: Callable[[], str] | None = None
-    """Finds what a linear head reads, when it is written; as the recipe says without it."""
-    folder: Path | None = None
-    """Where a bundle keeps it already."""
+from massmerge.recipe import FileHead, TaskRecipe, TextHead
 
 
 def find_head(task: TaskRecipe, expert: Expert, base: Base, folder: Path, tower: TextTower | None = None) -> HeadSource:
@@ -61,11 +39,10 @@ def find_head(task: TaskRecipe, expert: Expert, base: Base, folder: Path, tower:
         InputError: the head's file is not a linear head, labels and head differ in number, or the head answers word by word.
     """
     if isinstance(task.head, FileHead):
-        head = _linear_head(task, task.head, folder, feature_width(base.skeleton.model))
-        auto = task.head.features == "auto"
-        return replace(head, features=partial(trained_features, base, expert)) if auto else head
+        return linear_head(task, task.head, expert, base, folder)
     if isinstance(task.head, TextHead):
         return _text_head(task, task.head, folder, tower)
+    refuse_setfit(expert.source)
     parts = expert.head
     labels = None if task.labels is None else read_labels(task.labels, folder)
     if parts is not None and parts.skeleton.class_name.endswith("ForTokenClassification"):
@@ -84,29 +61,10 @@ def find_head(task: TaskRecipe, expert: Expert, base: Base, folder: Path, tower:
     if labels is None:
         own = parts.skeleton.config.id2label
         labels = tuple(str(own.get(i, f"LABEL_{i}")) for i in range(size))
-    _refuse_label_count(labels, size)
+    refuse_label_count(labels, size)
     nbytes = sum(r.info.nbytes for r in parts.readings.values())
     problem = problem_of(task.problem_type or parts.skeleton.config.problem_type, size)
     return HeadSource("shell", parts.skeleton.class_name, labels, nbytes, problem, parts)
-
-
-def trained_features(base: Base, expert: Expert) -> str:
-    """What a linear head reads if the recipe leaves it open.
-
-    A pooler that fine-tuning left as it was is not what the head was trained on: then it is the mean over the tokens of a
-    text, or the first token of an image. Else it is `auto`.
-    """
-    poolers = [name for name in base.skeleton.slots if name.startswith("pooler.")]
-    if not poolers or any(_changes(base, expert, name) for name in poolers):
-        return "auto"
-    return "cls" if base.skeleton.model.main_input_name == "pixel_values" else "mean"
-
-
-def _changes(base: Base, expert: Expert, name: str) -> bool:
-    """Whether an expert's tensor is another one than the base's."""
-    if name not in expert.names() or name not in base.readings:
-        return name in expert.names()
-    return bool(expert.read(name).delta(base.read(name), base.slots[name]).any())
 
 
 def find_base_head(base: Base, heads: Iterable[HeadSource]) -> HeadSource | None:
@@ -125,51 +83,19 @@ def find_base_head(base: Base, heads: Iterable[HeadSource]) -> HeadSource | None
     return HeadSource("shell", name, None, sum(r.info.nbytes for r in parts.readings.values()), parts=parts)
 
 
-def _linear_head(task: TaskRecipe, head: FileHead, folder: Path, features: int | None) -> HeadSource:
-    path = folder / Path(head.weights).expanduser()
-    if not path.is_file():
-        raise InputError(f"{head.weights}: no such file (looked for {path.resolve()}).")
-    if task.labels is not None:
-        raise InputError("has its labels twice: in `labels:` and in `head: labels:`. Keep one.")
-    store = open_file(path)
-    weight = store.infos.get("weight")
-    others = sorted(store.infos.keys() - {"weight", "bias"})
-    if weight is None or len(weight.shape) != 2 or others:
-        raise InputError(
-            f"{head.weights}: a linear head holds `weight (labels, features)` and optionally `bias`; "
-            f"this file holds {sorted(store.infos)}."
-        )
-    if "bias" in store.infos and store.infos["bias"].shape != weight.shape[:1]:
-        raise InputError(f"{head.weights}: bias {store.infos['bias'].shape} does not fit weight {weight.shape}.")
-    if features is not None and weight.shape[1] != features:
-        raise InputError(f"{head.weights}: takes {weight.shape[1]} features, the base gives {features}.")
-    labels = read_labels(head.labels, folder)
-    _refuse_label_count(labels, weight.shape[0])
-    nbytes = sum(info.nbytes for info in store.infos.values())
-    problem = problem_of(task.problem_type, len(labels))
-    return HeadSource("linear", None, labels, nbytes, problem, linear=head, store=store)
-
-
 def _text_head(task: TaskRecipe, head: TextHead, folder: Path, tower: TextTower | None) -> HeadSource:
     assert tower is not None, "a recipe with heads of texts has a base with a text tower"
     classes, templates = read_texts(head, folder)
     labels = classes if task.labels is None else read_labels(task.labels, folder)
-    _refuse_label_count(labels, len(classes))
+    refuse_label_count(labels, len(classes))
     nbytes = 4 * len(classes) * (tower.width + 1)
 
     def make() -> dict[str, Tensor]:
         return text_head(tower, classes, templates)
 
-    return HeadSource("linear", None, labels, nbytes, problem_of(task.problem_type, len(labels)), make=make)
-
-
-def _refuse_label_count(labels: tuple[str, ...], size: int) -> None:
-    if len(labels) != size:
-        raise InputError(
-            f"has {len(labels)} labels, but its head has {size} outputs. Give one label for each output, in order."
-        )
-    if twice := repeated(labels):
-        raise InputError(f"has the labels {twice} more than once. Give each output its own name.")
+    options = {"normalize": True, "scale": 1.0, "features": "auto"}
+    problem = problem_of(task.problem_type, len(labels))
+    return HeadSource("linear", None, labels, nbytes, problem, make=make, options=options)
 
 
 def write_head(folder: Path, head: HeadSource) -> None:
@@ -183,17 +109,14 @@ def write_head(folder: Path, head: HeadSource) -> None:
             tensors = {name: head.parts.read(name) for name in head.parts.readings}
             options = head.parts.skeleton.config.to_dict() | {"architectures": [head.class_name]}
             options.pop("_name_or_path", None)
-        elif head.make is not None:
-            tensors, options = head.make(), {"normalize": True, "scale": 1.0, "features": "auto"}
         else:
-            assert head.store is not None and head.linear is not None
-            tensors = {name: head.store.read(name) for name in head.store.infos}
-            options = head.linear.model_dump(include={"normalize", "scale", "features"})
-            options |= {} if head.features is None else {"features": head.features()}
+            assert head.make is not None
+            tensors = head.make()
+            options = head.options | ({} if head.features is None else {"features": head.features()})
         said = options.get("problem_type") or problem_of(None, len(head.labels or ()))
         if head.labels is not None and head.problem_type != said:
             options["problem_type"] = head.problem_type
-        write_json(target / ("linear.json" if head.parts is None else "config.json"), options)
+        write_json(target / (LINEAR if head.parts is None else "config.json"), options)
         write_tensors(target / "model.safetensors", {n: finite(t, "its head", n) for n, t in tensors.items()})
     if head.labels is not None:
         write_json(folder / LABELS, list(head.labels))

@@ -26,7 +26,7 @@ from massmerge.model.export.sets import (
     set_model,
     write_labels,
 )
-from massmerge.model.heads.classify import LinearHead
+from massmerge.model.heads.linear import LinearHead
 
 MODEL = "model.onnx"
 

@@ -19,8 +19,9 @@ from massmerge.checkpoints.pretrained import pretrained_config
 from massmerge.checkpoints.skeleton import Skeleton, build, untie_output
 from massmerge.errors import InputError
 from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
-from massmerge.model.heads.classify import LinearHead, ShellHead, with_decoder_start
+from massmerge.model.heads.classify import ShellHead, with_decoder_start
 from massmerge.model.heads.language import LanguageShell
+from massmerge.model.heads.linear import LinearHead
 from massmerge.model.load import load
 from massmerge.model.model import Model
 from massmerge.model.second_pass.install import dense_value

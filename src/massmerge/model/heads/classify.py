@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import inspect
-import json
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from massmerge.bundle.layout import LABELS
+from massmerge.bundle.layout import LABELS, LINEAR
 from massmerge.bundle.problem_types import problem_of
 from massmerge.checkpoints.backbone import feature_width
 from massmerge.checkpoints.pretrained import pretrained_config
 from massmerge.checkpoints.skeleton import build
 from massmerge.errors import InputError, listing
 from massmerge.io.tensor_file import read_header, read_tensor
-from massmerge.model.route.first_pass import pool
-from massmerge.model.trees import replace_module
-
-Features = Literal["auto", "pooled", "cls", "mean"]
-
+from massmerge.model.heads.linear import LinearHead
+from massmerge.model.trees import replace_module, widened
 
 _NO_TOKEN = -1
 
@@ -105,7 +101,7 @@ class ShellHead:
         if "input_ids" in inputs and "attention_mask" in inputs:
             ids = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, self._padding)
             inputs = {**inputs, "input_ids": ids}
-        self._stub.hand(output)
+        self._stub.hand(widened(output))
         try:
             return self._shell(**inputs).logits.float()
         finally:
@@ -120,41 +116,12 @@ def _refuse_other_backbone(folder: Path, described: nn.Module, base: PreTrainedM
         raise InputError(f"{folder}: its config.json describes another backbone:{listing(other)}\n  Merge again.")
 
 
-class LinearHead:
-    """A linear layer on the backbone's features, from a file."""
-
-    def __init__(self, folder: Path, device: torch.device, width: int | None = None) -> None:
-        options = json.loads((folder / "linear.json").read_text(encoding="utf-8"))
-        header = read_header(folder / "model.safetensors")
-        shape = header["weight"].shape
-        if len(shape) != 2 or width not in (None, shape[1]) or ("bias" in header and header["bias"].shape != shape[:1]):
-            raise InputError(f"{folder}: its tensors are no head on {width} features. Merge again.")
-        self._weight = read_tensor(header["weight"]).float().to(device)
-        self._bias = read_tensor(header["bias"]).float().to(device) if "bias" in header else None
-        self._normalize, self._scale = bool(options["normalize"]), float(options["scale"])
-        self._features: Features = options.get("features", "auto")
-        self.labels_expected = self._weight.shape[0]
-        self.problem_type = problem_of(options.get("problem_type"), self.labels_expected)
-
-    @torch.inference_mode()
-    def __call__(self, output: Any, inputs: dict[str, Tensor]) -> Tensor:
-        """Logits (batch, labels) for the backbone's output on these inputs."""
-        return self.logits(output, inputs)
-
-    def logits(self, output: Any, inputs: dict[str, Tensor]) -> Tensor:
-        """The same, with gradients with respect to the output where they are on."""
-        x = features(output, inputs, self._features)
-        if self._normalize:
-            x = nn.functional.normalize(x, dim=1)
-        return nn.functional.linear(x * self._scale, self._weight, self._bias)
-
-
 Head = ShellHead | LinearHead
 
 
 def load_head(folder: Path, base: PreTrainedModel) -> Head | None:
     """The head in a task's folder; none where the task has none."""
-    if (folder / "linear.json").is_file():
+    if (folder / LINEAR).is_file():
         return LinearHead(folder, base.device, feature_width(base))
     if (folder / "config.json").is_file() and (folder.parent / LABELS).is_file():
         return ShellHead(folder, base)
@@ -173,24 +140,3 @@ def with_decoder_start(inputs: dict[str, Tensor], base: PreTrainedModel) -> dict
         return inputs
     start = getattr(base.config, "decoder_start_token_id", None) or 0
     return {**inputs, "decoder_input_ids": torch.full_like(inputs["input_ids"][:, :1], start)}
-
-
-def features(output: Any, inputs: dict[str, Tensor], kind: Features = "auto") -> Tensor:
-    """One vector (batch, width) for each input of a backbone's output.
-
-    `auto` is the backbone's own pooled output if it has one, else the mean over real tokens for text (of an encoder-decoder:
-    of its encoder's output) and the first token for images.
-    """
-    pooled = getattr(output, "image_embeds", None)  # of a vision tower with its projection
-    pooled = getattr(output, "pooler_output", None) if pooled is None else pooled
-    if kind == "pooled" and pooled is None:
-        raise InputError("the backbone has no pooled output; choose `features: cls` or `mean`.")
-    if pooled is not None and kind in ("auto", "pooled"):
-        return pooled.float()
-    # An encoder-decoder's features are those of the prompt; what its decoder says of it is one token long.
-    hidden = getattr(output, "encoder_last_hidden_state", None)
-    hidden = output.last_hidden_state if hidden is None else hidden
-    text = "input_ids" in inputs
-    token = kind if kind in ("cls", "mean") else ("mean" if text else "cls")
-    mask = inputs.get("attention_mask")
-    return pool(hidden, "mean" if token == "mean" else "cls", mask, hidden.shape[0])

@@ -146,7 +146,9 @@ class LanguageModels:
         if getattr(base.config, "is_encoder_decoder", False) or not second.divided:
             return None
         apart = self._shell.kept_apart(self._bundle, self._tasks)
-        shared = {name: tensor.to(base.device) for name, tensor in self._shell.stored(self._bundle, []).items()}
+        shared = {
+            name: tensor.to(base.device, base.dtype) for name, tensor in self._shell.stored(self._bundle, []).items()
+        }
         empty = {name: torch.empty(0, device="meta") for name in apart}
         model = self._shell.around(second.model, {**shared, **empty}, self._tied_layer)
         for owner in {name.rpartition(".")[0] for name in apart}:
@@ -168,7 +170,7 @@ class LanguageModels:
 
     def _heads_of(self, changes: SetChanges) -> dict[str, Tensor]:
         heads = self._shell.stored(self._bundle, [self._tasks[task] for task in changes.tasks])
-        return {name: tensor.to(self._base.device) for name, tensor in heads.items()}
+        return {name: tensor.to(self._base.device, self._base.dtype) for name, tensor in heads.items()}
 
     def _make(self, changes: SetChanges) -> PreTrainedModel:
         return self._shell.around(self._second_pass.of(changes), self._heads_of(changes), self._tied_layer)

@@ -118,12 +118,12 @@ def _in_order(parts: list[Activation], groups: list[list[int]]) -> Activation:
 def _seen(hidden: Tensor, token: Token, mask: Tensor | None, batch: int) -> Activation:
     """What a voter takes of a site's activation."""
     if token != "each":
-        return Activation(pool(hidden, token, mask, batch).cpu())
+        return Activation(pool(hidden, token, mask, batch))
     hidden = by_token(hidden, batch)
     if mask is None or mask.shape != hidden.shape[:2]:
-        tokens = torch.full((batch,), hidden.shape[1])
-        return Activation(hidden.flatten(0, 1).float().cpu(), tokens)
-    return Activation(hidden[mask.bool()].float().cpu(), mask.sum(1).cpu())
+        tokens = torch.full((batch,), hidden.shape[1], device=hidden.device)
+        return Activation(hidden.flatten(0, 1).float(), tokens)
+    return Activation(hidden[mask.bool()].float(), mask.sum(1))
 
 
 def pool(hidden: Tensor, token: Literal["cls", "mean", "last"], mask: Tensor | None, batch: int) -> Tensor:
@@ -137,8 +137,8 @@ def pool(hidden: Tensor, token: Literal["cls", "mean", "last"], mask: Tensor | N
         # Padding may stand on either side, so it is the place of the last 1.
         last = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).argmax(1)
         return hidden[torch.arange(batch, device=hidden.device), last].float()
-    real = mask.to(hidden.dtype)
-    return torch.einsum("btd,bt->bd", hidden, real).float() / real.sum(1, keepdim=True).clamp_min(1)
+    real = mask.float()
+    return torch.einsum("btd,bt->bd", hidden.float(), real) / real.sum(1, keepdim=True).clamp_min(1)
 
 
 def by_token(hidden: Tensor, batch: int) -> Tensor:

@@ -28,8 +28,8 @@ def make_fixed(
         """What the fixed model adds to a tensor, if anything."""
         if name not in cores:
             return None
-        chosen = [f for t in range(len(tensors.names)) if accepted[rows[name], t] and (f := tensors.factors(t, name))]
-        core = read_tensor(cores[name]).to(chosen[0].u.device)
+        chosen = [f for t in range(len(tensors.names)) if accepted[rows[name], t] and (f := tensors.exact(t, name))]
+        core = read_tensor(cores[name])
         u, v = torch.cat([f.u for f in chosen], 1).to(core.dtype), torch.cat([f.v for f in chosen]).to(core.dtype)
         return u @ core @ v
 
@@ -65,7 +65,7 @@ def put_fixed(
         base = tree.get_parameter(owners[0]) if not slot.buffer else tree.get_buffer(owners[0])
         matrix = change(name)
         if matrix is not None:
-            value = base + from_matrix(matrix, slot).to(base.dtype)
+            value = base + from_matrix(matrix, slot).to(base)
         elif base.is_floating_point():
             own = [tensors.whole(t, name) for t in range(len(tensors.names))]
             value = torch.stack([base if v is None else v for v in own]).mean(0)

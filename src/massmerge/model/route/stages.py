@@ -25,10 +25,10 @@ from torch import Tensor
 from massmerge.errors import InputError
 from massmerge.model.answers import Prediction, Routing, typical_or_none
 from massmerge.model.route.candidates import settle, spread
-from massmerge.model.route.decide import Choice, Votes, cast_votes, count_votes
+from massmerge.model.route.decide import Choice, Votes, cast_votes, count_votes, with_last_turns
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.recipe import RouterOptions, Unknown
-from massmerge.routing import Site
+from massmerge.routing import Activation, Site
 from massmerge.routing.confidence import DATA_FREE, ConfidenceRule, head_evidence
 from massmerge.routing.router import Router
 from massmerge.routing.sessions import SessionKeys
@@ -109,6 +109,7 @@ class Stages:
         rule: how evidence becomes confidence, where that was fitted.
         typical: how typical an input is of the tasks, where that was fitted.
         targets: for each task the first one with the same expert; none where the router can tell such tasks apart.
+        watch: is shown every batch that is looked at, with what the voters of the first look see of it.
     """
 
     tasks: list[str]
@@ -120,6 +121,7 @@ class Stages:
     rule: ConfidenceRule | None = None
     typical: Typicality | None = None
     targets: list[int] | None = None
+    watch: Watch | None = None
 
     @property
     def voters(self) -> list[Voter]:
@@ -189,9 +191,13 @@ class Stages:
             began = time.perf_counter()
             activations = look.first_pass(rows)
             passes += milliseconds(began)
+            if look is self.first and self.watch is not None:
+                self.watch(self, rows, activations)
             if look is self.first and self.typical is not None:
                 typical.append(self.typical([a.pooled() for a in activations], choice.allowed))
             cast = cast_votes(look.voters, activations, look.router)
+            if look is self.first and (turns := getattr(rows, "turns", None)):
+                cast = with_last_turns(cast, turns[0], cast_votes(look.voters, look.first_pass(turns[1]), look.router))
             return cast if own is None else replace(cast, scores=own.memory.combined(look, own.keys, cast.scores))
 
         def again(unsure: list[int]) -> Votes:
@@ -240,3 +246,7 @@ class Stages:
 def milliseconds(began: float) -> float:
     """Time since a moment of `time.perf_counter`."""
     return round((time.perf_counter() - began) * 1000, 3)
+
+
+Watch = Callable[[Stages, dict[str, Tensor], list[Activation]], None]
+"""Is shown batches that are routed."""

@@ -13,7 +13,7 @@ from massmerge.checkpoints.skeleton import to_matrix
 from massmerge.errors import InputError
 from massmerge.linalg.factors import Factors, truncated_svd
 from massmerge.merging.open_recipe import OpenedRecipe
-from massmerge.model.heads.classify import features
+from massmerge.model.heads.linear import features
 from massmerge.model.second_pass import Change, SecondPass, SetChanges
 from massmerge.model.second_pass.segments import Segment, Segments
 from massmerge.research.peers.peer import Inputs, Peer, refuse_missing_inputs

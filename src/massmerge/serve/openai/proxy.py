@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote
 
 from fastapi import Request
 from pydantic import TypeAdapter, ValidationError
@@ -14,6 +13,7 @@ from massmerge.model.answers import Prediction
 from massmerge.serve.batching import BatchKey, Fault
 from massmerge.serve.bodies import json_response
 from massmerge.serve.errors import ServiceError
+from massmerge.serve.openai.bodies import mass_headers
 from massmerge.serve.openai.upstream import Upstream, error_of, passed_headers
 from massmerge.serve.reading import chat_of
 from massmerge.serve.schemas import Message
@@ -33,7 +33,7 @@ async def forward(service: Service, upstream: Upstream, request: Request) -> Res
     request.state.inputs = 1
     sent = upstream.send(path, {**body, "model": model}, request.headers.get("authorization"))
     answer = await service.finished(request, sent, request.state.deadline)
-    headers = passed_headers(answer) | mass_headers(found)
+    headers = passed_headers(answer) | ({} if found is None else mass_headers(found.task, found.confidence))
     if answer.status_code >= 400:
         said = await service.finished(request, error_of(answer), request.state.deadline)
         request.state.code = "upstream_error"
@@ -91,13 +91,3 @@ def _item(body: dict[str, Any]) -> Item:
         name = "messages" if "messages" in body else "prompt"
         wanted = {"messages": "give a list of messages with role and content", "prompt": "give one text per request"}
         raise ServiceError(400, "invalid", f"{name}: {wanted[name]}.", param=name) from None
-
-
-def mass_headers(found: Prediction | None) -> dict[str, str]:
-    """Task and confidence of an answer; names in percent-encoding where they are not plain."""
-    if found is None or found.task is None:
-        return {}
-    headers = {"X-Mass-Task": quote(found.task, safe=" ")}
-    if found.confidence is not None:
-        headers["X-Mass-Confidence"] = f"{found.confidence:.4f}"
-    return headers
