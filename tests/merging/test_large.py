@@ -66,7 +66,8 @@ def seven(tmp_path_factory):
         write_adapter(folder / task, seed)
     tasks = [{"name": task, "expert": task} for task in TASKS]
     recipe = folder / "recipe.yaml"
-    recipe.write_text(json.dumps({"base": "base", "tasks": tasks, "merge": {"rank": RANK}}))
+    router = {"site": "A0"}  # what a load looks at lies before the first block
+    recipe.write_text(json.dumps({"base": "base", "tasks": tasks, "merge": {"rank": RANK}, "router": router}))
     return recipe, size
 
 
@@ -74,22 +75,27 @@ MERGE = """
 import resource, sys
 import massmerge
 massmerge.merge(sys.argv[1], sys.argv[2], workers=2)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+model = massmerge.load(sys.argv[2], dtype="bfloat16")
+assert model.core.base.layers[31].mlp.up_proj.weight.dtype.itemsize == 2
 reads = {k: int(v) for k, v in (line.split(": ") for line in open("/proc/self/io"))}
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, reads["rchar"])
+print(peak, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, reads["rchar"])
 """
 
 
-def test_twenty_adapters_of_a_7b_base_are_merged_as_planned(seven):
+def test_twenty_adapters_of_a_7b_base_are_merged_and_loaded_in_the_memory_that_was_planned(seven):
     recipe, size = seven
     plan = massmerge.make_plan(recipe)
     assert size > 13e9 and plan.sizes.base == pytest.approx(size, rel=1e-5)
     out = recipe.parent / "out"
     done = subprocess.run([sys.executable, "-c", MERGE, recipe, out], capture_output=True, text=True, check=True)
-    peak, read = map(int, done.stdout.split())
+    peak, loaded, read = map(int, done.stdout.split())
     written = {p.relative_to(out).as_posix(): p.stat().st_size for p in out.rglob("*") if p.is_file()}
     factors = sum(n for name, n in written.items() if name.endswith("factors.safetensors"))
     assert factors == pytest.approx(plan.sizes.factors, rel=0.01)
     assert sum(written.values()) - factors <= plan.sizes.rest
     assert size > LARGE and not any(name.startswith("base/model") for name in written)  # kept by reference
-    assert peak < plan.peak_memory < 2e9
-    assert read < 2e9  # of the base hardly more than headers
+    assert 0.5 * plan.peak_memory < peak < 1.1 * plan.peak_memory < 1e9
+    assert loaded < 1e9  # the base stays in its files
+    assert read < 1e9  # of the base hardly more than headers
+    assert plan.seconds < 10

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from massmerge.bundle.base import LARGE
 from massmerge.bundle.watched_files import SourceFiles
 from massmerge.checkpoints import (
     PROCESSOR_FILES,
@@ -29,7 +28,7 @@ from massmerge.merging.heads import HeadSource, find_base_head
 from massmerge.merging.heads.sources import named_files
 from massmerge.merging.heads.text import TextTower
 from massmerge.merging.open_tasks import Attempts, all_write, open_tasks, with_outputs
-from massmerge.merging.plan import Plan, plan_merge, touched_by
+from massmerge.merging.plan import Plan, copies_base, plan_merge, touched_by
 from massmerge.recipe import Recipe, TaskRecipe, TextHead
 from massmerge.routing.sites import choose_sites, find_sites
 
@@ -60,8 +59,7 @@ class OpenedRecipe:
     @property
     def copies_base(self) -> bool:
         """Whether what is written holds the base's weights, or says where they lie."""
-        said = self.recipe.merge.base
-        return self.recipe.merge.static or said == "copy" or (said == "auto" and self.plan.sizes.base <= LARGE)
+        return copies_base(self.recipe, self.plan.sizes.base)
 
 
 def tasks_besides(recipe: Recipe, bundled: Bundled | None) -> list[TaskRecipe]:
