@@ -24,6 +24,7 @@ _GUARDED = {  # in C++ they ask for the driver
     torch.Tensor.copy_: _aten.copy_.default,
     torch.Tensor.contiguous: _aten.contiguous.default,
     torch.Tensor.__invert__: _aten.bitwise_not.default,
+    torch.Tensor.nonzero: _aten.nonzero.default,
 }
 _MIXED = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! ({})"
 
@@ -139,6 +140,8 @@ def _run(func, args, kwargs):
     """One operation, with the device that it would run on."""
     if func.overloadpacket is _aten.to:
         return _moved(args, kwargs)
+    if func is _aten._has_compatible_shallow_copy_type.default:
+        return False
     tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
     ours, others = [t for t in tensors if _is_ours(t)], [t for t in tensors if not _is_ours(t)]
     wanted = kwargs.get("device")

@@ -273,6 +273,48 @@ def test_a_server_that_is_gone_is_told_to_a_person(tab, text_url):
     tab.locator(".answer").wait_for()
 
 
+@needs_chromium
+def test_a_second_look_is_explained(tab, text_url):
+    open_texts(tab, text_url)
+    answer_to(tab, "the team scored a late goal")
+    assert tab.locator(".look").count() == 0
+
+    def again(route):
+        body = route.fetch().json()
+        body["predictions"][0]["explain"] |= {"site": "O0.cls M3.cls", "confidences": {"spam": 0.9, "mood": 0.4}}
+        route.fulfill(json=body)
+
+    tab.route("**/v1/predict", again)
+    said = answer_to(tab, "win a free prize now").locator(".look").inner_text()
+    assert "second look" in said and "spam 90" in said and said.index("spam") < said.index("mood")
+
+
+# People who use other means than eyes and a mouse
+
+
+@needs_chromium
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_fault_in_any_view(browser, text_url, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
+    with browser.new_context(viewport={"width": 390, "height": 800}, color_scheme=scheme) as context:
+        page = context.new_page()
+        page.goto(text_url)
+        page.get_by_label("API key").wait_for()
+        found = faults(axe, page)
+        open_texts(page, text_url)
+        answer_to(page, "the team scored a late goal").locator("summary").first.click()
+        found |= faults(axe, page)
+        page.get_by_role("link", name="Bundle").click()
+        page.locator(".tasks").wait_for()
+        assert found | faults(axe, page) == set()
+
+
+def faults(axe, page):
+    """Rules of accessibility that the page breaks, with the places."""
+    broken = axe.run(page).response["violations"]
+    return {f"{rule['id']}: {node['html'][:120]}" for rule in broken for node in rule["nodes"]}
+
+
 # Images
 
 

@@ -35,6 +35,10 @@ class RowResult:
     """The answer of the task's own expert."""
     confidence: float | None = None
     """How sure the answer was."""
+    once: Given = _NONE
+    """The answer of one pass: the router's choice of head, on the base's own features."""
+    once_known: Given = _NONE
+    """The answer of the task's head on the base's own features."""
 
     @property
     def routed(self) -> str:
@@ -74,6 +78,12 @@ class TaskResult:
     """The strict figure divided by the expert's own."""
     normalised_shared: Figure | None
     normalised_known: Figure | None
+    once: Figure | None = None
+    """The frozen base with the same heads and the same router: one pass."""
+    once_known: Figure | None = None
+    """The frozen base with the head of the task."""
+    normalised_once: Figure | None = None
+    normalised_once_known: Figure | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +131,7 @@ class Evaluation:
     tasks: tuple[TaskResult, ...]
     means: dict[str, Mean]
     """Over the tasks, of each figure that every task has: strict, shared, routing, in_set, known, reference, normalised,
-    normalised_shared, normalised_known."""
+    normalised_shared, normalised_known, once, once_known, normalised_once, normalised_once_known."""
     confusion: Confusion
     set_sizes: dict[int, int]
     """How many rows had a selected set of each size; 0 where the model abstained."""

@@ -22,6 +22,7 @@ from massmerge.checkpoints.experts import task_model
 from massmerge.checkpoints.open_clip import OpenClipStore
 from massmerge.checkpoints.towers import has_towers, vision_tower
 from massmerge.errors import InputError, Problem, problems_error
+from massmerge.io.placement import Placement
 from massmerge.io.untrusted import CONFIGS, refuse_code
 from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.heads import HeadSource, find_base_head
@@ -49,6 +50,8 @@ class OpenedRecipe:
     """All files that were opened."""
     bundled: Bundled | None = None
     """The bundle that base and some of the tasks are taken from."""
+    place: Placement = field(default_factory=Placement)
+    """Where what is made of the sources is computed."""
     plan: Plan = field(init=False)
 
     @property
@@ -89,7 +92,13 @@ def recipe_and_folder(recipe: Recipe | str | Path, folder: str | Path | None) ->
 
 
 def open_recipe(
-    recipe: Recipe, folder: Path, *, download: bool, workers: int = 2, bundled: Bundled | None = None
+    recipe: Recipe,
+    folder: Path,
+    *,
+    download: bool,
+    workers: int = 2,
+    bundled: Bundled | None = None,
+    plan: Plan | None = None,
 ) -> OpenedRecipe:
     """Open every source of a recipe and plan its merge, collecting problems instead of stopping at the first.
 
@@ -99,6 +108,7 @@ def open_recipe(
         download: whether weights are fetched from a hub, or only headers.
         workers: how many tensors will be worked on at once.
         bundled: a bundle that gives the base and the tasks it names; sources of the other tasks alone are opened.
+        plan: what another process has planned of the same sources, which saves looking which tensors experts change.
     """
     attempt, tasks = Attempts(), tasks_besides(recipe, bundled)
     files = bundled.files if bundled else SourceFiles()
@@ -135,8 +145,11 @@ def open_recipe(
     attempt.problems += _input_problems(
         recipe, tasks, folder, bundled.names if bundled and bundled.moments() else set()
     )
-    attempt("router.site", partial(_check_sites, recipe, base))
     prepared = OpenedRecipe(recipe, folder, base, experts, heads, processor, base_head, files, bundled)
+    if plan is not None:
+        prepared.plan = plan
+        return prepared
+    attempt("router.site", partial(_check_sites, recipe, base))
     touched = {
         name: attempt(f"task {name} ({expert.source.text})", partial(touched_by, prepared, expert)) or set()
         for name, expert in experts.items()

@@ -52,7 +52,7 @@ class OpenBundle:
     @classmethod
     def open(cls, path: str | Path) -> OpenBundle:
         """Load a bundle; every checksum is compared first."""
-        return cls(Bundle(path, check=True), load(path, device="cpu", check=False))
+        return cls(Bundle(path, check=True), load(path, device="cpu", dtype="float32", check=False))
 
     def positions(self, tasks: Sequence[str] | None) -> tuple[int, ...]:
         """Positions of the named tasks, all if none are named.

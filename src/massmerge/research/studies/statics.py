@@ -64,7 +64,9 @@ class StaticMerge:
     @cached_property
     def model(self) -> StaticModel:
         """The merge, at scale 1."""
-        return StaticModel(self._context.merged(with_scale(self.recipe, 1.0) if self.scaled else self.recipe))
+        settings = self._context.settings
+        merged = self._context.merged(with_scale(self.recipe, 1.0) if self.scaled else self.recipe)
+        return StaticModel(merged, device=settings.device, dtype=settings.dtype)
 
     def set_scale(self, scale: float) -> None:
         """Give the model's weights another scale."""
