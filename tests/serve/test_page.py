@@ -2,14 +2,17 @@
 
 import re
 import shutil
+import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from PIL import Image
 
+from massmerge.model.decode import StepDecoder
 from models import image_bundle, text_bundle
-from serving import KEY, serving
+from serving import KEY, holding, serving, wait_for
+from writers import chat_bundle
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -271,6 +274,43 @@ def test_a_server_that_is_gone_is_told_to_a_person(tab, text_url):
     tab.context.set_offline(False)
     tab.get_by_role("button", name="Try again").click()
     tab.locator(".answer").wait_for()
+
+
+# Texts that are written, and tasks alone
+
+
+@needs_chromium
+def test_a_text_is_shown_while_it_is_written_and_can_be_stopped(tab, root, monkeypatch):
+    steps, step = threading.Semaphore(0), StepDecoder.step
+    with holding(monkeypatch, bundle=chat_bundle(root), max_new_tokens=12) as held:
+        monkeypatch.setattr(StepDecoder, "step", lambda self: steps.acquire(timeout=30) and step(self))
+        tab.goto(f"{held.client.base_url}/")
+        tab.get_by_role("textbox", name="Text").fill("free prize")
+        tab.keyboard.press("Control+Enter")
+        steps.release(3)
+        written = tab.locator(".written")
+        tab.locator(".written", has_text=re.compile(r"..", re.DOTALL)).wait_for()
+        task = tab.locator(".of-task strong").inner_text()
+        assert task in "abc" and "%" in tab.locator(".sure").inner_text()
+        so_far = written.inner_text()
+        tab.get_by_role("button", name="Stop").click()
+        tab.locator(".used", has_text="stopped").wait_for()
+        steps.release(1000)
+        wait_for(lambda: not held.service.writer._running)
+        tab.get_by_role("textbox", name="Text").fill("the team")
+        tab.keyboard.press("Control+Enter")
+        tab.locator(".used", has_text="written").wait_for()
+        tab.locator("#history button").nth(1).click()
+        assert written.inner_text().startswith(so_far) and "free prize" in tab.locator(".asked").inner_text()
+
+
+@needs_chromium
+def test_a_service_that_only_routes_shows_tasks(tab, root, monkeypatch):
+    with holding(monkeypatch, bundle=text_bundle(root), route_only=True) as held:
+        tab.goto(f"{held.client.base_url}/")
+        answer = answer_to(tab, "win a free prize now")
+        assert answer.locator(".label").inner_text() in ("spam", "topic", "mood")
+        assert answer.locator("tbody tr").count() == 3 and not tab.locator("#task").is_visible()
 
 
 @needs_chromium

@@ -19,7 +19,8 @@ from massmerge.evaluation.predictions import is_right
 from massmerge.evaluation.prepared import PreparedEvaluation, prepare_evaluation
 from massmerge.evaluation.reliability import Reliability, reliability
 from massmerge.evaluation.report import require_matplotlib
-from massmerge.evaluation.results import BundleSizes, Evaluation, RowResult, TaskResult, count_routes, count_sets
+from massmerge.evaluation.results import BundleSizes, Evaluation, TaskResult, count_routes, count_sets
+from massmerge.evaluation.row_table import RowTable
 from massmerge.evaluation.run import Answering, Progress, run_experts, run_known, run_once, run_stream, silent
 from massmerge.evaluation.scoring import mean_figures, score_task
 from massmerge.evaluation.suite import DEFAULT_SPLIT, Suite
@@ -178,7 +179,7 @@ def _measured(
 
 
 def _runs_once(
-    model: Model | StaticModel, ready: PreparedEvaluation, rows: list[RowResult], size: int, progress: Progress
+    model: Model | StaticModel, ready: PreparedEvaluation, rows: RowTable, size: int, progress: Progress
 ) -> bool:
     """Answer the rows by one pass, if the bundle can; returns whether it did."""
     if isinstance(model, StaticModel) or ready.writes or not model.answers_at_once:
@@ -213,7 +214,7 @@ def _open_experts(ready: PreparedEvaluation, folder: str | Path | None, device: 
 
 def collect(
     ready: PreparedEvaluation,
-    rows: list[RowResult],
+    rows: RowTable,
     timings: dict[str, float],
     *,
     name: str,
@@ -223,10 +224,9 @@ def collect(
     split = None if options["split"] == DEFAULT_SPLIT else options["split"]
     scored, groups = [], shared_groups(ready.shared)
     for number, (task, data) in enumerate(ready.data.items()):
-        own = sorted((row for row in rows if row.task == task), key=lambda row: row.place)
         scored.append(
             score_task(
-                data, ready.suite.tasks[task], own, groups=groups, known=options["oracle"],
+                data, ready.suite.tasks[task], rows.of_task(task), groups=groups, known=options["oracle"],
                 expert=options["experts"], once=options.get("one_pass", False),
                 reference=ready.suite.tasks[task].reference_of(split), seed=(options["seed"], number),
             )
@@ -242,25 +242,27 @@ def collect(
         count_routes(rows, list(ready.data), ready.tasks), count_sets(rows), timings, sizes,
         (*ready.notes, *_static_notes(ready), *_notes(results, ready.suite, options)),
         datetime.now(UTC).isoformat(timespec="seconds"),
-        tuple(rows), {task: [data.row_name(i) for i in range(len(data))] for task, data in ready.data.items()},
+        rows, {task: [data.row_name(i) for i in range(len(data))] for task, data in ready.data.items()},
         None if ready.static else _reliability(rows, results, groups, writes=ready.writes),
     )  # fmt: skip
 
 
 def _reliability(
-    rows: list[RowResult], results: tuple[TaskResult, ...], groups: dict[str, int], *, writes: bool
+    rows: RowTable, results: tuple[TaskResult, ...], groups: dict[str, int], *, writes: bool
 ) -> Reliability | None:
     """What the confidences of the answers are worth; those of texts speak of the task alone."""
     numbers = {result.task for result in results if result.metric == "spearman"}
-    kept = [
-        row for row in rows if row.confidence is not None and row.given.task and (writes or row.task not in numbers)
-    ]
-    if not kept:
+    sure, right, tasks = list[float](), list[bool](), list[str]()
+    for row in rows:
+        if row.confidence is not None and row.given.task and (writes or row.task not in numbers):
+            sure.append(row.confidence)
+            right.append(row.routed == row.task if writes else is_right(row, groups))
+            tasks.append(row.task)
+    if not sure:
         return None
-    right = [row.routed == row.task if writes else is_right(row, groups) for row in kept]
     measured = [result.reference for result in results if result.metric == "accuracy" and result.reference]
     reference = sum(measured) / len(measured) if len(measured) == len(results) and not writes else None
-    return reliability([row.confidence or 0.0 for row in kept], right, [row.task for row in kept], reference)
+    return reliability(sure, right, tasks, reference)
 
 
 def _static_notes(ready: PreparedEvaluation) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -140,7 +141,7 @@ class Evaluation:
     sizes: BundleSizes | None
     notes: tuple[str, ...]
     created: str
-    results: tuple[RowResult, ...] = field(repr=False)
+    results: Sequence[RowResult] = field(repr=False)
     """Every row, in the order of the stream."""
     names: dict[str, list[str]] = field(repr=False)
     """How the rows of each task are called."""
@@ -190,12 +191,12 @@ def _plain(value: Any) -> Any:
     return value._asdict() if isinstance(value, Figure) else value
 
 
-def count_sets(rows: list[RowResult]) -> dict[int, int]:
+def count_sets(rows: Iterable[RowResult]) -> dict[int, int]:
     """How many of the rows that could be read had a selected set of each size."""
     return dict(sorted(Counter(len(row.selected) for row in rows if row.error is None).items()))
 
 
-def count_routes(rows: list[RowResult], tasks: list[str], columns: list[str]) -> Confusion:
+def count_routes(rows: Iterable[RowResult], tasks: list[str], columns: list[str]) -> Confusion:
     """Where the rows of each task were routed."""
     found = Counter((row.task, row.routed) for row in rows)
     names = (*columns, UNKNOWN, FAILED)

@@ -14,6 +14,7 @@ from massmerge.evaluation.experts import Experts, expert_answers
 from massmerge.evaluation.metrics import given_of, written
 from massmerge.evaluation.prepared import PreparedEvaluation
 from massmerge.evaluation.results import RowResult
+from massmerge.evaluation.row_table import RowTable
 from massmerge.io.spool import Spool
 from massmerge.model.answers import Prediction
 from massmerge.model.model import Model
@@ -63,7 +64,7 @@ def run_stream(
     batch_size: int,
     unknown: dict[str, float] | None,
     progress: Progress = silent,
-) -> tuple[list[RowResult], dict[str, float]]:
+) -> tuple[RowTable, dict[str, float]]:
     """Every row once, shuffled, without its task's name: the result of each, and milliseconds per input."""
     if route == "input":
         parts = [_like_lengths(stream_order(ready.counts, seed), ready, _WINDOW * batch_size)]
@@ -78,7 +79,7 @@ def run_stream(
 
     began = time.perf_counter()
     spent: dict[str, float] = {}
-    rows: list[RowResult] = []
+    rows = RowTable()
     for (task, place), answer in zip(order, model.watched(answers(), progress, "answering", len(order)), strict=True):
         rows.append(_row(ready, task, place, answer))
         for step, value in answer.timings.items():
@@ -139,7 +140,7 @@ def _row(ready: PreparedEvaluation, task: str, place: int, answer: Prediction) -
 def run_known(
     model: Answering,
     ready: PreparedEvaluation,
-    rows: list[RowResult],
+    rows: RowTable,
     *,
     batch_size: int,
     progress: Progress = silent,
@@ -148,40 +149,41 @@ def run_known(
 
     Rows that were routed to their own task alone have that answer already: the second pass would be the same.
     """
-    other: dict[str, list[RowResult]] = {task: [] for task in ready.data}
-    for row in rows:
+    other: dict[str, array[int]] = {task: array("q") for task in ready.data}
+    for i, row in enumerate(rows):
         if row.selected == (row.task,):
-            row.known = row.given
+            rows.known[i] = row.given
         elif row.error is None:
-            other[row.task].append(row)
+            other[row.task].append(i)
 
-    def answers() -> Iterator[tuple[RowResult, Prediction]]:
+    def answers() -> Iterator[tuple[int, Prediction]]:
         for task, missed in other.items():
-            items = (model.item(ready.data[task].inputs, row.place) for row in missed)
+            items = (model.item(ready.data[task].inputs, rows[i].place) for i in missed)
             given = _answers(model, ready, items, task=task, batch_size=batch_size)
             yield from zip(missed, given, strict=True)
 
-    for row, answer in model.watched(answers(), progress, "with the task given", sum(map(len, other.values()))):
-        row.known = given_of(answer)
+    for i, answer in model.watched(answers(), progress, "with the task given", sum(map(len, other.values()))):
+        rows.known[i] = given_of(answer)
 
 
 def run_once(
-    model: Model, ready: PreparedEvaluation, rows: list[RowResult], *, batch_size: int, progress: Progress = silent
+    model: Model, ready: PreparedEvaluation, rows: RowTable, *, batch_size: int, progress: Progress = silent
 ) -> None:
     """Answer the rows by one pass: heads on the base's own features, chosen by the router and by the task."""
-    readable = [row for row in rows if row.error is None]
+    readable = array("q", (i for i, row in enumerate(rows) if row.error is None))
     chunks = [readable[at : at + batch_size] for at in range(0, len(readable), batch_size)]
     for chunk in progress(chunks, "with one pass", len(chunks)):
-        inputs = [ready.data[row.task].inputs[row.place] for row in chunk]
-        found = model.outcomes(inputs, [row.task for row in chunk], batch_size=batch_size, passes=1)
-        for row, (free, given) in zip(chunk, found, strict=True):
-            row.once, row.once_known = given_of(free), given_of(given)
+        own = [rows[i] for i in chunk]
+        inputs = [ready.data[row.task].inputs[row.place] for row in own]
+        found = model.outcomes(inputs, [row.task for row in own], batch_size=batch_size, passes=1)
+        for i, (free, given) in zip(chunk, found, strict=True):
+            rows.once[i], rows.once_known[i] = given_of(free), given_of(given)
 
 
 def run_experts(
     opened: Experts,
     ready: PreparedEvaluation,
-    rows: list[RowResult],
+    rows: RowTable,
     *,
     batch_size: int,
     keep: Path | None,
@@ -191,6 +193,6 @@ def run_experts(
     for task, data in ready.data.items():
         options = ready.suite.generate if ready.writes else None
         answers = expert_answers(opened, data, batch_size=batch_size, keep=keep, generate=options, progress=progress)
-        for row in rows:
-            if row.task == task:
-                row.expert = answers[row.place]
+        own = rows.of_task(task)
+        for i, row in zip(own.positions, own, strict=True):
+            rows.expert[i] = answers[row.place]

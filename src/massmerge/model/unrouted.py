@@ -172,7 +172,8 @@ class OneBackbone(Answerer):
             output = self._forward(batch, own[0])
             free = [Prediction(None)] * count
             if not self.needs_task:
-                free = self.core.answers(output, batch, [self.tasks] * count)
+                every = sum(map(len, self.labels.values()))  # so that the best label of each head is among them
+                free = self.core.answers(output, batch, [self.tasks] * count, top=every)
             yield from zip(free, self.core.answers(output, batch, own), strict=True)
             at += count
 

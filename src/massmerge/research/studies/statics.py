@@ -105,11 +105,12 @@ class StaticMerge:
         scale, chosen = self.scale
         tasks = [task for task in self._context.measured if task in self.merged]
         about = {"recipe": self.recipe.dump(), "scale": scale}
-        found = answers_of(self._context, self.method, about, self._ready, tasks)
+        found = answers_of(self._context, self.method, about, self.ready, tasks)
         self.remove()
         return StaticRow(found, scale, chosen)
 
-    def _ready(self) -> StaticModel:
+    def ready(self) -> StaticModel:
+        """The merge at its scale."""
         scale, _ = self.scale
         if scale is not None:
             self.set_scale(scale)
