@@ -79,7 +79,9 @@ class MergeWorker:
 
         def kept(tensor: TensorPlan, task: str, base: Callable[[], Tensor]) -> Kept | None:
             share = Parts(self._parts.folder, "", {task: names[task]})
-            return _unpacked({name: read_tensor(info).to(base.device) for name, info in share.header(task).items()})
+            return _unpacked(
+                {name: read_tensor(info).to(self.tensors.originals.device) for name, info in share.header(task).items()}
+            )
 
         part = self._prepared.files.settled(lambda: self.tensors.part(self._tensor(data.index), kept))
         return {tensor_key(data.index): self._parts.put(tensor_key(data.index), part)}
