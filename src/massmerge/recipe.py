@@ -155,18 +155,17 @@ def _head_kind(value: Any) -> str:
     return "text" if {"classes", "templates", "TextHead"} & set(keys) else "linear"
 
 
+_GivenHead = Annotated[Annotated[FileHead, Tag("linear")] | Annotated[TextHead, Tag("text")], Discriminator(_head_kind)]
+
+
 class TaskRecipe(Section):
     """One expert, its head and its labels."""
 
     name: str
     expert: str
-    head: (
-        Annotated[
-            Annotated[FileHead, Tag("linear")] | Annotated[TextHead, Tag("text")],
-            Discriminator(_head_kind),
-        ]
-        | None
-    ) = None
+    head: _GivenHead | None = None
+    heads: dict[str, _GivenHead] = Field(default_factory=dict)
+    """Further heads of the same expert, by name: an input that is routed to the task is answered by all of them."""
     labels: str | list[str] | None = None
     """Names of the labels, or a file with one per line; instead of those in the expert's config.json."""
     problem_type: ProblemType | None = None
@@ -180,6 +179,17 @@ class TaskRecipe(Section):
     @classmethod
     def _is_folder_name(cls, name: str) -> str:
         return task_name(name)
+
+    @field_validator("heads")
+    @classmethod
+    def _are_folder_names(cls, heads: dict[str, _GivenHead]) -> dict[str, _GivenHead]:
+        refuse_same_names(map(task_name, heads))
+        return heads
+
+    @property
+    def given_heads(self) -> list[FileHead | TextHead]:
+        """All heads that the recipe gives."""
+        return [*([self.head] if self.head is not None else []), *self.heads.values()]
 
 
 def task_name(name: str) -> str:
@@ -212,8 +222,8 @@ class RouterOptions(Section):
     kind: Literal["projection", "prototype", "linear", "nearest", "mlp", "tuned", "adapted"] = "projection"
     site: str | Annotated[list[str], Field(min_length=1)] = "auto"
     token: Literal["auto", "cls", "mean", "both", "last", "mean_and_last", "each"] = "auto"
-    reference: Literal["auto", "template", "words", "none"] = "auto"
-    """What a task's captured share is divided by: its share of the empty prompt, of random words, or nothing."""
+    reference: Literal["auto", "template", "newline", "words", "none"] = "auto"
+    """What a task's captured share is divided by: that of the empty prompt, of a newline, of random words, or nothing."""
     first_pass: Literal["base", "fixed"] = "base"
     score: Literal["residual", "l1", "mahalanobis", "energy"] = "residual"
     standardize: bool = True
@@ -291,5 +301,8 @@ class Recipe(Section):
     def dump(self) -> str:
         """The recipe as YAML, with every default spelled out."""
         data = self.model_dump(mode="json", exclude_none=True)
+        for task in data["tasks"]:
+            if not task["heads"]:  # which versions before it do not know
+                del task["heads"]
         data["merge"] = {name: data["merge"][name] for name in ("method", *self.merge.own()) if name in data["merge"]}
         return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)

@@ -172,7 +172,9 @@ def plan_merge(prepared: OpenedRecipe, touched: dict[str, set[str]], problems: l
     limits = {x.name: x.limits for x in sizes_of}
     factors = {t: sum(factor_bytes(x, ranks[x.name][i]) for x in sizes_of) for i, t in enumerate(order)}
     cores = sum(core_bytes(x, ranks[x.name]) for x in sizes_of) if fixed else 0
-    head_bytes = sum(head.nbytes for head in (*prepared.heads.values(), prepared.base_head) if head is not None)
+    further = [head for own in prepared.further.values() for head in own.values()]
+    all_heads = (*prepared.heads.values(), *further, prepared.base_head)
+    head_bytes = sum(head.nbytes for head in all_heads if head is not None)
     sizes = Sizes(base_bytes, sum(factors.values()), whole_bytes, cores, rest, head_bytes)
     if recipe.merge.static:
         copies = len(order) if recipe.merge.keeps_tasks else 1

@@ -23,6 +23,7 @@ from massmerge.bundle.layout import (
     RECIPE,
     ROUTER,
     STATISTICS,
+    further_home,
     task_folder,
 )
 from massmerge.bundle.manifest import FileEntry, write_manifest
@@ -112,9 +113,13 @@ def _encoded(recipe: Recipe, tensor: TensorPlan) -> bool:
 
 
 def copy_head(prepared: OpenedRecipe, task: TaskRecipe, folder: Path) -> None:
-    """A task's head and its labels, into its folder."""
+    """A task's head and its labels, into its folder; and its further heads."""
     try:
         write_head(folder, prepared.heads[task.name])
+        for name, head in prepared.further.get(task.name, {}).items():
+            home = further_home(folder, name)
+            home.mkdir(parents=True)
+            write_head(home, head)
     except InputError as error:
         raise InputError(f"task {task.name} ({task.expert}): {error}") from None
 
