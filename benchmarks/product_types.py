@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch.nn.functional import linear
@@ -35,10 +36,10 @@ def main() -> None:
         for rows in ROWS:
             x = torch.randn(rows, n)
             repeats = max(3, int(3e8 / (m * n * (rows + 8))))
-            plain = seconds(lambda x=x, wide=wide: linear(x, wide), repeats)
+            plain = seconds(partial(linear, x, wide), repeats)
             sides = {
-                "bfloat16": lambda x=x.bfloat16(), w=brain: linear(x, w),
-                "float16": lambda x=x.half(), w=half: linear(x, w),
+                "bfloat16": partial(linear, x.bfloat16(), brain),
+                "float16": partial(linear, x.half(), half),
                 "widened": lambda x=x, w=brain: linear(x, w.float()),
             }
             shares = {name: seconds(run, repeats) / plain for name, run in sides.items()}
