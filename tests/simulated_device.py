@@ -54,6 +54,8 @@ class SimulatedTensor(torch.Tensor):
             return _put(*_taken(*args[:2]), args[2])
         if func in _GUARDED:
             return _run(_GUARDED[func], args, kwargs or {})
+        if func is torch.Tensor.new_tensor and "device" not in (kwargs or {}):
+            return SimulatedTensor(args[0].held.new_tensor(*args[1:], **(kwargs or {})))
         if func in (torch.Tensor.numpy, torch.Tensor.__array__):
             raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
         if func is torch.Tensor.data_ptr:

@@ -27,7 +27,7 @@ Method = Literal[
 METHODS: tuple[str, ...] = get_args(Method)
 # The options of each method with their defaults: those of its paper, or of the public implementation that papers use.
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "mass": {"budget": 2.0, "rank": None, "factors": "base", "redundancy": {}, "base": "copy"},
+    "mass": {"budget": 2.0, "rank": None, "factors": "base", "redundancy": {}, "base": "auto"},
     "average": {},
     "task_arithmetic": {"scale": "auto"},
     "ties": {"keep": 0.2, "combine": "mean", "scale": "auto"},
@@ -60,7 +60,8 @@ class MergeOptions(Section):
     factors: FactorType = "base"
     """How the factors' numbers are stored: as the base's, in 16 bits, or in 8 with a scale for every vector."""
     redundancy: Redundancy | Literal["none"] = Redundancy()
-    base: Literal["copy", "by_reference"] = "copy"
+    base: Literal["auto", "copy", "by_reference"] = "auto"
+    """Whether the bundle holds the base's weights; `auto` refers to a base over 2 GB where it lies."""
     scale: Literal["auto"] | Annotated[float, Field(gt=0.0)] | None = None
     """Factor on the merged delta: `auto` is chosen on a suite's validation split, or the published one without a suite."""
     keep: _Share | None = None
@@ -155,18 +156,17 @@ def _head_kind(value: Any) -> str:
     return "text" if {"classes", "templates", "TextHead"} & set(keys) else "linear"
 
 
+_GivenHead = Annotated[Annotated[FileHead, Tag("linear")] | Annotated[TextHead, Tag("text")], Discriminator(_head_kind)]
+
+
 class TaskRecipe(Section):
     """One expert, its head and its labels."""
 
     name: str
     expert: str
-    head: (
-        Annotated[
-            Annotated[FileHead, Tag("linear")] | Annotated[TextHead, Tag("text")],
-            Discriminator(_head_kind),
-        ]
-        | None
-    ) = None
+    head: _GivenHead | None = None
+    heads: dict[str, _GivenHead] = Field(default_factory=dict)
+    """Further heads of the same expert, by name: an input that is routed to the task is answered by all of them."""
     labels: str | list[str] | None = None
     """Names of the labels, or a file with one per line; instead of those in the expert's config.json."""
     problem_type: ProblemType | None = None
@@ -180,6 +180,17 @@ class TaskRecipe(Section):
     @classmethod
     def _is_folder_name(cls, name: str) -> str:
         return task_name(name)
+
+    @field_validator("heads")
+    @classmethod
+    def _are_folder_names(cls, heads: dict[str, _GivenHead]) -> dict[str, _GivenHead]:
+        refuse_same_names(map(task_name, heads))
+        return heads
+
+    @property
+    def given_heads(self) -> list[FileHead | TextHead]:
+        """All heads that the recipe gives."""
+        return [*([self.head] if self.head is not None else []), *self.heads.values()]
 
 
 def task_name(name: str) -> str:
@@ -212,8 +223,8 @@ class RouterOptions(Section):
     kind: Literal["projection", "prototype", "linear", "nearest", "mlp", "tuned", "adapted"] = "projection"
     site: str | Annotated[list[str], Field(min_length=1)] = "auto"
     token: Literal["auto", "cls", "mean", "both", "last", "mean_and_last", "each"] = "auto"
-    reference: Literal["auto", "template", "words", "none"] = "auto"
-    """What a task's captured share is divided by: its share of the empty prompt, of random words, or nothing."""
+    reference: Literal["auto", "template", "newline", "words", "none"] = "auto"
+    """What a task's captured share is divided by: that of the empty prompt, of a newline, of random words, or nothing."""
     first_pass: Literal["base", "fixed"] = "base"
     score: Literal["residual", "l1", "mahalanobis", "energy"] = "residual"
     standardize: bool = True
@@ -291,5 +302,8 @@ class Recipe(Section):
     def dump(self) -> str:
         """The recipe as YAML, with every default spelled out."""
         data = self.model_dump(mode="json", exclude_none=True)
+        for task in data["tasks"]:
+            if not task["heads"]:  # which versions before it do not know
+                del task["heads"]
         data["merge"] = {name: data["merge"][name] for name in ("method", *self.merge.own()) if name in data["merge"]}
         return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)

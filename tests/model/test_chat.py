@@ -12,7 +12,7 @@ from massmerge.cli.main import main
 from massmerge.model.chat import empty_prompt, is_conversation, last_turn, render
 from massmerge.model.inputs import several
 from massmerge.model.route.decide import cast_votes
-from massmerge.routing.neutral import Neutral, NeutralRouter
+from massmerge.routing.neutral import NeutralRouter
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.routing.selection import vote
 from models import with_options, write_recipe
@@ -147,26 +147,29 @@ def test_a_conversation_is_routed_as_a_whole_and_by_its_last_turn(model):
 
 def test_adapters_with_random_starts_are_compared_with_the_empty_prompt(bundle, model, tmp_path):
     assert {voter.token for voter in model.stages.voters} == {"mean", "last"}
-    tokenizer, first = model.tokenizer, model.stages.first
+    first = model.stages.first
     router = first.router.routers[0]
     assert isinstance(router, NeutralRouter)
-    prompts = [[{"role": "user", "content": ""}], "\n"]
-    rows = [first.first_pass(model.core.batch([model.read(p) if p != "\n" else _newline(tokenizer)])) for p in prompts]
-    expected = NeutralRouter(router.bases, Neutral(torch.cat([seen[0].rows for seen in rows]), nearest=True))
+    (neutral, *_) = first.first_pass(model.core.batch([model.read([{"role": "user", "content": ""}])]))
+    expected = NeutralRouter(router.bases, neutral.rows)
     z = first.first_pass(model.core.batch([model.read("a team"), model.read(MESSAGES[:2])]))[0].rows
     assert torch.allclose(router(z), expected(z), atol=1e-5)
 
 
-def _newline(tokenizer):
-    return {"input_ids": torch.tensor(tokenizer("\n").input_ids), "attention_mask": torch.ones(1, dtype=torch.long)}
-
-
-@pytest.mark.parametrize(("reference", "kind"), [("none", ProjectionRouter), ("words", NeutralRouter)])
-def test_what_tasks_are_compared_with_can_be_chosen(bundle, tmp_path, reference, kind):
+@pytest.mark.parametrize(
+    ("reference", "kind"), [("none", ProjectionRouter), ("words", NeutralRouter), ("newline", NeutralRouter)]
+)
+def test_what_tasks_are_compared_with_can_be_chosen(bundle, model, tmp_path, reference, kind):
     other = with_options(bundle, tmp_path / "copy", router={"reference": reference, "token": "last"})
     stages = massmerge.load(other).stages
     assert {voter.token for voter in stages.voters} == {"last"}
-    assert type(stages.first.router.routers[0]) is kind
+    router = stages.first.router.routers[0]
+    assert type(router) is kind
+    if reference == "newline":
+        ids = torch.tensor([model.tokenizer("\n").input_ids])
+        (neutral, *_) = stages.first.first_pass({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        z = torch.randn(3, router.stacked.shape[1])
+        assert torch.allclose(router(z), NeutralRouter(router.bases, neutral.rows)(z), atol=1e-5)
 
 
 # The command

@@ -66,6 +66,18 @@ def test_prompts_of_a_mixed_batch_are_routed_and_answered_one_by_one(bundles, ki
     assert told == [g.tokens for g in alone]
 
 
+def test_prompts_of_a_session_share_a_decision_within_a_call_and_from_call_to_call(bundles):
+    model = massmerge.load(bundles("gpt2"))
+    given = prompts("gpt2", 6)
+    routed = [r.selected for r in model.route(given, session="x")]
+    assert [g.routing.selected for g in model.generate(given, session="x", max_new_tokens=1)] == routed
+    assert len({tuple(selected) for selected in routed}) == 1
+    memory, alone = massmerge.Sessions(decay=1.0), massmerge.Sessions(decay=1.0)
+    found = [model.generate([one], session="x", memory=memory, max_new_tokens=1)[0].routing.residuals for one in given]
+    expected = [model.route([one], session="x", memory=alone)[0].residuals for one in given]
+    assert found == [pytest.approx(one) for one in expected]
+
+
 @pytest.mark.parametrize("kind", ["gpt2"])
 def test_beams_and_several_texts_are_those_of_transformers(bundles, kind):
     options = {"num_beams": 3, "num_return_sequences": 2}

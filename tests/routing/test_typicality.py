@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from massmerge.routing.projection import ProjectionRouter
 from massmerge.routing.typicality import _SHRINKAGE, Typicality, fit_space, fit_typicality, log_distances
 
 
@@ -12,6 +13,12 @@ def inputs_of(tasks, count, width=24, seed=0):
     centres = 3 * torch.randn(tasks, width, generator=torch.Generator().manual_seed(9))
     owners = torch.arange(tasks).repeat_interleave(count)
     return centres[owners] + torch.randn(len(owners), width, generator=draw), owners
+
+
+def subspaces_of(tasks, width=24):
+    """Each task's holds its centre."""
+    centres = torch.randn(tasks, width, generator=torch.Generator().manual_seed(9))
+    return ProjectionRouter([normalize(centre, dim=0)[None] for centre in centres])
 
 
 def naive_log_distances(z, owners, tasks, queries):
@@ -42,8 +49,8 @@ def test_directions_that_are_not_kept_count_alike(monkeypatch):
 @pytest.fixture
 def typical():
     looks = [inputs_of(4, 16, seed=seed) for seed in (0, 1)]
-    kept, _ = fit_typicality(["a", "b"], [z for z, _ in looks], looks[0][1], 4)
-    return Typicality.load(["a", "b"], kept)
+    kept, _ = fit_typicality(["a", "b"], [z for z, _ in looks], looks[0][1], 4, [subspaces_of(4)] * 2)
+    return Typicality.load(["a", "b"], kept, [subspaces_of(4)] * 2)
 
 
 def test_known_inputs_are_typical_and_others_are_not(typical):
@@ -66,19 +73,21 @@ def test_inputs_of_a_task_that_is_not_in_question_are_foreign(typical):
 
 def test_without_a_voters_space_there_is_none():
     z, owners = inputs_of(2, 8)
-    assert Typicality.load(["a", "b"], fit_typicality(["a"], [z], owners, 2)[0]) is None
+    assert Typicality.load(["a", "b"], fit_typicality(["a"], [z], owners, 2, [subspaces_of(2)])[0], []) is None
 
 
 def test_one_input_a_task_is_enough_to_fit():
     z, owners = inputs_of(3, 1)
-    found = Typicality.load(["a"], fit_typicality(["a"], [z], owners, 3)[0])
+    kept, left_out = fit_typicality(["a"], [z], owners, 3, [subspaces_of(3)])
+    found = Typicality.load(["a"], kept, [subspaces_of(3)])
+    assert len(left_out) == 0
     assert found([z], range(3)).isfinite().all()
 
 
 def test_typicality_of_inputs_that_are_left_out_is_that_of_new_ones():
     z, owners = inputs_of(4, 100)
-    kept, left_out = fit_typicality(["a"], [z], owners, 4)
-    new = Typicality.load(["a"], kept)([inputs_of(4, 500, seed=7)[0]], range(4))
+    kept, left_out = fit_typicality(["a"], [z], owners, 4, [subspaces_of(4)])
+    new = Typicality.load(["a"], kept, [subspaces_of(4)])([inputs_of(4, 500, seed=7)[0]], range(4))
     limit = left_out.quantile(0.1)
     assert len(left_out) == 400
     assert float((new < limit).float().mean()) == pytest.approx(0.1, abs=0.04)

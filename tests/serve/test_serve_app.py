@@ -43,7 +43,7 @@ def test_one_input_and_many_are_answered_in_order(held):
             "explain": None, "selected": ["spam"],
             "truncated": False,
             "alternatives": [{"task": "spam", "label": "ham", "score": 0.3, "value": None}],
-            "labels": None, "scores": None, "value": None,
+            "labels": None, "scores": None, "value": None, "heads": {},
         }
     ]  # fmt: skip
     many = held.predict(["a", {"text": "b", "text_pair": "c"}, "bad"], top_k=1).json()["predictions"]

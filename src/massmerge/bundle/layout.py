@@ -18,7 +18,7 @@ BASE, PROCESSOR, TASKS = "base", "processor", "tasks"
 LOADED = (BASE, PROCESSOR, TASKS)
 """Folders whose files are loaded by libraries that read whatever lies there."""
 BASE_CONFIG, BASE_WEIGHTS = f"{BASE}/config.json", f"{BASE}/model.safetensors"
-HEADS = "heads"  # of a static merge
+HEADS = "heads"  # of a static merge; of a task the further ones
 FACTORS, HEAD, LABELS, LINEAR = "factors.safetensors", "head", "labels.json", "linear.json"  # of a task
 MOVED = "replaced"  # where a work folder keeps a bundle that is about to be replaced
 LEFT_OVER = (f".{MANIFEST}.draft", f".{ROUTER}.draft")
@@ -33,6 +33,11 @@ def task_folder(bundle: Path, task: str) -> Path:
 def head_folder(home: Path) -> Path:
     """The folder of a head: of a task's folder, or of the base's, which keeps a language head."""
     return home / HEAD
+
+
+def further_home(home: Path, head: str) -> Path:
+    """The folder of a task's further head and its labels."""
+    return home / HEADS / head
 
 
 def factors_name(task: str) -> str:

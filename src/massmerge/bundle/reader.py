@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from massmerge.bundle.layout import (
     BASE,
     BASE_WEIGHTS,
     HEAD,
+    HEADS,
     LABELS,
     MANIFEST,
     PROCESSOR,
@@ -24,6 +25,7 @@ from massmerge.bundle.layout import (
     STATISTICS,
     TASKS,
     factors_name,
+    further_home,
     head_folder,
     task_folder,
 )
@@ -50,6 +52,8 @@ class BundleTask:
     labels: tuple[str, ...] | None
     problem_type: ProblemType | None
     """What the outputs of its head mean; none without a head."""
+    heads: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Labels of its further heads, by name."""
 
 
 class Bundle:
@@ -106,6 +110,10 @@ class Bundle:
         """The folder of a task's head."""
         return head_folder(task_folder(self.path, task))
 
+    def further_head(self, task: str, head: str) -> Path:
+        """The folder of a further head of a task."""
+        return head_folder(further_home(task_folder(self.path, task), head))
+
     def file(self, name: str) -> Path:
         """A file of the bundle; what the manifest does not name is never read."""
         if name not in self.manifest["files"]:
@@ -127,13 +135,16 @@ class Bundle:
 
     def _task(self, said: dict[str, Any]) -> BundleTask:
         """A task with its labels and what they mean, which have files of their own."""
-        labels = self._labels(said["name"])
+        labels = self._labels(f"{TASKS}/{said['name']}")
         problem = None if labels is None else read_problem(self.head_folder(said["name"]), len(labels))
         known = {key: said[key] for key in ("name", "source", "revision", "form", "head")}
-        return BundleTask(**known, labels=labels, problem_type=problem)
+        start = f"{TASKS}/{said['name']}/{HEADS}/"
+        parts = [name.removeprefix(start).split("/") for name in self.manifest["files"] if name.startswith(start)]
+        further = {part[0]: self._labels(f"{start}{part[0]}") or () for part in parts if part[1:] == [LABELS]}
+        return BundleTask(**known, labels=labels, problem_type=problem, heads=further)
 
-    def _labels(self, task: str) -> tuple[str, ...] | None:
-        name = f"{TASKS}/{task}/{LABELS}"
+    def _labels(self, home: str) -> tuple[str, ...] | None:
+        name = f"{home}/{LABELS}"
         if name not in self.manifest["files"]:
             return None
         try:
@@ -243,7 +254,8 @@ class Bundle:
         """Bytes of heads and label names, which no budget counts."""
         homes = [f"{TASKS}/{task.name}" for task in self.tasks]
         labels = sum(self.bytes_of(f"{home}/{LABELS}") for home in homes)
-        return labels + sum(self.bytes_of(f"{home}/{HEAD}/") for home in (*homes, BASE))
+        further = sum(self.bytes_of(f"{home}/{HEADS}/") for home in homes)
+        return labels + further + sum(self.bytes_of(f"{home}/{HEAD}/") for home in (*homes, BASE))
 
     @property
     def counted_bytes(self) -> int:

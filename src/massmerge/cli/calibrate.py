@@ -138,6 +138,15 @@ def show_calibration(bundle: str, done: Calibration) -> None:
         click.echo(sentence)
     for sentence in _limits_in_words(done.limits):
         click.echo(sentence)
+    size = done.size
+    if size is not None and size.dropped:
+        click.echo(
+            f"{100 * size.dropped:.1f} % of the singular vectors made room for the router: {size.ratio:.3f} × the base"
+        )
+    elif size is not None and size.budget is not None and size.ratio > size.budget:
+        click.echo(
+            f"with the router the bundle is {size.ratio:.3f} × the base, more than its budget of {size.budget:g}"
+        )
 
 
 def _limits_in_words(limits: Limits) -> Iterator[str]:

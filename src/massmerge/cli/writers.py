@@ -73,10 +73,18 @@ class TableWriter:
         shown, scores = row["label"] or "", [row["score"] if row["value"] is None else row["value"]]
         if prediction.labels is not None:
             shown, scores = ", ".join(prediction.labels) or "no label", prediction.scores or []
+        shown = "; ".join([shown, *(f"{head}: {_answer_of(one)}" for head, one in prediction.heads.items())])
         score = ", ".join(f"{one:.3f}" for one in scores if one is not None)
         sure = "" if row["confidence"] is None else f"{row['confidence']:.3f}"
         task = f"{row['task']:<16}" if row["task"] else click.style(f"{'unknown':<16}", fg="yellow")
         click.echo(f"{task} {shown:<20} {sure:>10}  {score:>6}  {name}")
+
+
+def _answer_of(prediction: Prediction) -> str:
+    """What a further head answers, in a few words."""
+    if prediction.labels is not None:
+        return ", ".join(prediction.labels) or "no label"
+    return str(prediction.label) if prediction.value is None else f"{prediction.value:.3f}"
 
 
 class JsonLinesWriter:

@@ -21,7 +21,7 @@ from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.heads.text import template_sets
 from massmerge.merging.open_recipe import OpenedRecipe, open_recipe
 from massmerge.merging.run import Progress, carry_out, placement_for, workers_or_all
-from massmerge.recipe import Recipe, TaskRecipe, names_differ
+from massmerge.recipe import FileHead, Recipe, TaskRecipe, TextHead, names_differ
 
 
 class Addition(Section):
@@ -209,12 +209,14 @@ def _anchored(task: TaskRecipe, folder: Path) -> TaskRecipe:
         path = folder / Path(value).expanduser() if isinstance(value, str) and value else None
         return str(path.resolve()) if path is not None and path.exists() else value
 
-    head = task.head
-    if head is not None:
+    def anchored(head: FileHead | TextHead) -> FileHead | TextHead:
         # The name of a set of templates is no path, whatever lies in the folder.
-        head = head.model_copy(update={k: v if str(v) in template_sets() else found(v) for k, v in head})
-    update = {"expert": found(task.expert), "labels": found(task.labels), "inputs": found(task.inputs), "head": head}
-    return task.model_copy(update=update)
+        return head.model_copy(update={k: v if str(v) in template_sets() else found(v) for k, v in head})
+
+    update = {"expert": found(task.expert), "labels": found(task.labels), "inputs": found(task.inputs)}
+    head = None if task.head is None else anchored(task.head)
+    further = {name: anchored(one) for name, one in task.heads.items()}
+    return task.model_copy(update={**update, "head": head, "heads": further})
 
 
 def prepare_removal(bundle: str | Path, tasks: str | Sequence[str], *, workers: int = 2) -> OpenedRecipe:

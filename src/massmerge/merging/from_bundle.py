@@ -12,7 +12,7 @@ from torch import Tensor
 
 from massmerge.bundle.base import referenced_base
 from massmerge.bundle.kept_inputs import kept_moments, moment_tensors
-from massmerge.bundle.layout import BASE, BASE_WEIGHTS, HEAD, TASKS, head_folder
+from massmerge.bundle.layout import BASE, BASE_WEIGHTS, HEAD, HEADS, TASKS, head_folder
 from massmerge.bundle.manifest import read_manifest
 from massmerge.bundle.reader import Bundle, BundleTask
 from massmerge.bundle.watched_files import SourceFiles
@@ -159,6 +159,16 @@ class Bundled:
     def heads(self) -> dict[str, HeadSource]:
         """The tasks' heads."""
         return {task.name: self._head(f"{TASKS}/{task.name}", task.head, task.labels) for task in self.tasks}
+
+    def further(self) -> dict[str, dict[str, HeadSource]]:
+        """The tasks' further heads."""
+        return {
+            task.name: {
+                name: self._head(f"{TASKS}/{task.name}/{HEADS}/{name}", "linear", labels)
+                for name, labels in task.heads.items()
+            }
+            for task in self.tasks
+        }
 
     def base_head(self, heads: Mapping[str, HeadSource]) -> HeadSource | None:
         """The base's language head, where one of these tasks writes with it.

@@ -29,7 +29,7 @@ from massmerge.merging.heads import HeadSource, find_base_head
 from massmerge.merging.heads.sources import named_files
 from massmerge.merging.heads.text import TextTower
 from massmerge.merging.open_tasks import Attempts, all_write, open_tasks, with_outputs
-from massmerge.merging.plan import Plan, plan_merge, touched_by
+from massmerge.merging.plan import Plan, copies_base, plan_merge, touched_by
 from massmerge.recipe import Recipe, TaskRecipe, TextHead
 from massmerge.routing.sites import choose_sites, find_sites
 
@@ -50,6 +50,8 @@ class OpenedRecipe:
     """All files that were opened."""
     bundled: Bundled | None = None
     """The bundle that base and some of the tasks are taken from."""
+    further: dict[str, dict[str, HeadSource]] = field(default_factory=dict)
+    """Further heads of each task, by name."""
     place: Placement = field(default_factory=Placement)
     """Where what is made of the sources is computed."""
     plan: Plan = field(init=False)
@@ -58,6 +60,11 @@ class OpenedRecipe:
     def opened(self) -> list[TaskRecipe]:
         """The tasks whose own sources are opened: all that no bundle gives."""
         return tasks_besides(self.recipe, self.bundled)
+
+    @property
+    def copies_base(self) -> bool:
+        """Whether what is written holds the base's weights, or says where they lie."""
+        return copies_base(self.recipe, self.plan.sizes.base)
 
 
 def tasks_besides(recipe: Recipe, bundled: Bundled | None) -> list[TaskRecipe]:
@@ -127,10 +134,11 @@ def open_recipe(
     opened = open_tasks(given, base, folder, tower)
     if recipe.merge.static and all_write(base, tasks, opened):
         base, opened = with_outputs(base, opened, partial(open_tasks, given, folder=folder, tower=tower))
-    experts, heads = opened.experts, opened.heads
+    experts, heads, further = opened.experts, opened.heads, opened.further
     attempt.problems += opened.problems
     if bundled is not None:
         experts, heads = {**bundled.experts(), **experts}, {**bundled.heads(), **heads}
+        further = {**bundled.further(), **further}
         attempt.problems += bundled.problems(recipe)
         processor, base_head = bundled.processor(), attempt("base", partial(bundled.base_head, heads))
     else:
@@ -140,10 +148,11 @@ def open_recipe(
     attempt.problems += _input_problems(
         recipe, tasks, folder, bundled.names if bundled and bundled.moments() else set()
     )
-    prepared = OpenedRecipe(recipe, folder, base, experts, heads, processor, base_head, files, bundled)
+    prepared = OpenedRecipe(recipe, folder, base, experts, heads, processor, base_head, files, bundled, further)
     if plan is not None:
         prepared.plan = plan
         return prepared
+    attempt.problems += _further_problems(recipe, heads)
     attempt("router.site", partial(_check_sites, recipe, base))
     touched = {
         name: attempt(f"task {name} ({expert.source.text})", partial(touched_by, prepared, expert)) or set()
@@ -164,7 +173,7 @@ def _text_tower(
 
     A bundle keeps the vision tower alone, so for its new tasks the base is opened where the recipe says.
     """
-    if not any(isinstance(task.head, TextHead) for task in tasks):
+    if not any(isinstance(head, TextHead) for task in tasks for head in task.given_heads):
         return None
     if base is None:
         base = open_base(find("base", recipe.base))
@@ -237,6 +246,15 @@ def _label_problems(recipe: Recipe, heads: dict[str, HeadSource]) -> list[Proble
         for name in group
         if complete and name not in known
     ]
+
+
+def _further_problems(recipe: Recipe, heads: dict[str, HeadSource]) -> Iterator[Problem]:
+    """Further heads where there is none of the task's own, or where nothing would ask them."""
+    for task in recipe.tasks:
+        if task.heads and recipe.merge.static:
+            yield Problem(f"task {task.name}", f"{recipe.merge.method} keeps one head per task. Remove `heads:`.")
+        elif task.heads and task.name in heads and heads[task.name].labels is None:
+            yield Problem(f"task {task.name}", "has further heads but none of its own. Give one of them as `head:`.")
 
 
 def _headless_problems(recipe: Recipe, heads: dict[str, HeadSource], bundled: Bundled | None) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from massmerge.checkpoints import Base, Expert, FullExpert, Source, open_expert
 from massmerge.checkpoints.backbone import language_class, with_output
 from massmerge.checkpoints.differences import left_out
 from massmerge.errors import InputError, Problem
-from massmerge.merging.heads import HeadSource, find_head
+from massmerge.merging.heads import HeadSource, find_further_heads, find_head
 from massmerge.merging.heads.text import TextTower
 from massmerge.recipe import TaskRecipe
 
@@ -40,6 +40,7 @@ class OpenedTasks:
 
     experts: dict[str, Expert]
     heads: dict[str, HeadSource]
+    further: dict[str, dict[str, HeadSource]]
     problems: list[Problem]
 
 
@@ -48,6 +49,7 @@ def open_tasks(
 ) -> OpenedTasks:
     """Open the experts and find their heads."""
     attempt, experts, heads = Attempts(), dict[str, Expert](), dict[str, HeadSource]()
+    further: dict[str, dict[str, HeadSource]] = {}
     for task, source in given:
         where = f"task {task.name} ({task.expert})"
         expert = attempt(where, partial(open_expert, source, base))
@@ -60,7 +62,8 @@ def open_tasks(
         head = attempt(where, partial(find_head, task, expert, base, folder, tower))
         if head is not None:
             heads[task.name] = head
-    return OpenedTasks(experts, heads, attempt.problems)
+        further[task.name] = attempt(where, partial(find_further_heads, task, expert, base, folder, tower)) or {}
+    return OpenedTasks(experts, heads, further, attempt.problems)
 
 
 def _head_layers(task: TaskRecipe) -> list[str] | None:

@@ -104,7 +104,7 @@ def adapt(
         }
         return done, FittedRouter(ADAPTED, tensors)
 
-    return replace_router(path, fit)
+    return replace_router(path, fit)[0]
 
 
 def _traffic(model: Model, inputs: Iterable[Any] | Path, count: int, step: Step) -> list[Seen]:

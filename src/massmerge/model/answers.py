@@ -102,6 +102,8 @@ class Prediction:
     """Their probabilities."""
     value: float | None = None
     """The number that a regression head gives; None for other heads."""
+    heads: dict[str, Prediction] = field(default_factory=dict)
+    """The answers of the task's further heads, by name."""
 
     def to_dict(self) -> dict[str, Any]:
         """The prediction as plain data."""

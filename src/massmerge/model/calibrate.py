@@ -20,7 +20,7 @@ from massmerge.model.limits import Limits, by_rule, confidence_limit, fit_rule, 
 from massmerge.model.load import load
 from massmerge.model.model import Model
 from massmerge.model.route.voters import TYPICAL
-from massmerge.model.router_file import FittedRouter, replace_router
+from massmerge.model.router_file import BundleSize, FittedRouter, replace_router
 from massmerge.model.seen import Seen, Step, filled, look_at, refuse_without, see
 from massmerge.model.tune import TuneOptions, Tuning, leave_out, read_rows
 from massmerge.routing.confidence import ConfidenceRule
@@ -50,6 +50,7 @@ class Calibration:
             scatter; their figures are of these.
         rule: the constants of the router's confidence, where inputs were left out to fit them on.
         limits: what is proposed for `unknown:`.
+        size: what the bundle weighs now.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class Calibration:
     replayed: tuple[str, ...] = ()
     rule: ConfidenceRule | None = None
     limits: Limits = field(default_factory=Limits)
+    size: BundleSize | None = None
 
     def plain(self) -> dict[str, Any]:
         """The calibration as plain data."""
@@ -74,6 +76,7 @@ class Calibration:
             "replayed": list(self.replayed),
             "confidence": None if self.rule is None else asdict(self.rule),
             "limits": self.limits.plain(),
+            "size": None if self.size is None else asdict(self.size),
         }
 
 
@@ -122,7 +125,8 @@ def calibrate(
         done, tensors = _fit(_load(opened, kind, device, dtype), inputs, kind, count, precision, progress)
         return done, FittedRouter(done.kind, tensors, done.rule, done.limits.unknown() if write_limits else {})
 
-    return replace_router(path, fit)
+    found, size = replace_router(path, fit)
+    return replace(found, size=size)
 
 
 def _load(path: Path, kind: str, device: str, dtype: str) -> Model:
@@ -166,7 +170,9 @@ def _fit(
 def _typicality(look: Seen, owners: Tensor, tasks: int) -> tuple[dict[str, Tensor], Tensor]:
     """What tells typical inputs from others, by the names that it is kept under; and how typical left out ones are."""
     rows = some_of(owners, tasks)
-    fitted, left_out = fit_typicality(look.names, [z[rows] for z in look.activations], owners[rows], tasks)
+    fitted, left_out = fit_typicality(
+        look.names, [z[rows] for z in look.activations], owners[rows], tasks, look.subspaces
+    )
     return {f"{TYPICAL}.{name}": tensor for name, tensor in fitted.items()}, left_out
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,14 @@ from massmerge.model.trees import take_rows
 from massmerge.recipe import AnswerOptions, ProblemType
 from massmerge.routing.confidence import DATA_FREE, ConfidenceRule
 from massmerge.routing.sites import probe_inputs
+
+
+@dataclass(frozen=True)
+class LabelledHead:
+    """A head with the names of its outputs."""
+
+    head: Head
+    labels: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,8 @@ class Core:
     """Sees to the files that tensors are mapped from."""
     rule: ConfidenceRule = DATA_FREE
     """How evidence becomes confidence."""
+    further: dict[str, dict[str, LabelledHead]] = field(default_factory=dict)
+    """Further heads of tasks, by name."""
 
     @property
     def placement(self) -> Placement:
@@ -156,10 +166,32 @@ class Core:
         known: Sequence[Routing | None] = routings or [None] * len(logits)
         counts = weights or [dict.fromkeys(own, 1.0) for own in logits]
         problems = self.problems
-        return [
+        answers = [
             make_prediction(own, self.labels, problems, weight, self.options, top, routing, self.rule)
             for own, weight, routing in zip(logits, counts, known, strict=True)
         ]
+        return self._with_further(answers, output, batch, top) if self.further else answers
+
+    def _with_further(
+        self, answers: list[Prediction], output: Any, batch: dict[str, Tensor], top: int
+    ) -> list[Prediction]:
+        """Answers with those of the further heads of their tasks."""
+        found: list[dict[str, Prediction]] = [{} for _ in answers]
+        for task, heads in self.further.items():
+            rows = [row for row, answer in enumerate(answers) if answer.task == task]
+            if not rows:
+                continue
+            index = torch.tensor(rows)
+            part, inputs = take_rows(output, index, len(answers)), {k: v[index] for k, v in batch.items()}
+            for name, own in heads.items():
+                labels, problems = {task: own.labels}, {task: own.head.problem_type}
+                for row, values in zip(rows, own.head(part, inputs).cpu(), strict=True):
+                    routing = answers[row].routing
+                    one = make_prediction(
+                        {task: values}, labels, problems, {task: 1.0}, self.options, top, routing, self.rule
+                    )
+                    found[row][name] = replace(one, routing=None)
+        return [replace(answer, heads=own) if own else answer for answer, own in zip(answers, found, strict=True)]
 
 
 class Answering:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from massmerge.errors import InputError
@@ -20,6 +21,7 @@ from massmerge.model.routing_model import RoutingModel
 from massmerge.model.second_pass.sets import Sets
 from massmerge.model.streams import TextStream
 from massmerge.recipe import Unknown
+from massmerge.routing.sessions import Keys, SessionKeys, Sessions, all_together, session_batches
 
 
 class Generative(RoutingModel):
@@ -48,6 +50,8 @@ class Generative(RoutingModel):
         task: str | Sequence[str] | None = None,
         batch_size: int = 8,
         unknown: Unknown | dict[str, float] | None = None,
+        session: Keys = None,
+        memory: Sessions | None = None,
         on_error: Literal["raise", "row"] = "raise",
         **options: Any,
     ) -> list[Generation]:
@@ -59,22 +63,17 @@ class Generative(RoutingModel):
             task: as in `predict`.
             batch_size: how many prompts run at once.
             unknown: as in `predict`.
+            session: as in `predict`: prompts of one key, such as those of one conversation, are routed together.
+            memory: as in `predict`.
             on_error: as in `predict`.
             options: those of transformers' `generate`, such as `max_new_tokens` (64 by default) and `num_beams`.
 
         Raises:
             InputError: a bundle that generates nothing, a task that answers with labels, or an option that there is not.
         """
-        return list(
-            self.generate_many(
-                several(prompts_of(prompts, messages)),
-                task=task,
-                batch_size=batch_size,
-                unknown=unknown,
-                on_error=on_error,
-                **options,
-            )
-        )
+        given: dict[str, Any] = {"task": task, "batch_size": batch_size, "unknown": unknown, "memory": memory}
+        write = partial(self.generate_many, on_error=on_error, **given, **options)
+        return all_together(several(prompts_of(prompts, messages)), session, write)
 
     def generate_many(
         self,
@@ -83,15 +82,25 @@ class Generative(RoutingModel):
         task: str | Sequence[str] | None = None,
         batch_size: int = 8,
         unknown: Unknown | dict[str, float] | None = None,
+        session: Keys = None,
+        memory: Sessions | None = None,
         on_error: Literal["raise", "row"] = "raise",
         **options: Any,
     ) -> Iterator[Generation]:
-        """As `generate`, one batch at a time: memory does not grow with the number of prompts."""
+        """As `generate`, one batch at a time: memory does not grow with the number of prompts.
+
+        Of a session, a prompt knows those of its own batch and earlier ones; keep the prompts of a session together.
+        """
         choice = self.stages.choice(self.core.positions(task), self.stages.limits(unknown))
         generator = self._generator(choice, options)
-        for rows in self.core.rows(prompts, batch_size, on_error, generator.read):
-            for answer in answered(rows, lambda good: self._generations(generator, good, choice), Generation):
-                yield or_raised(answer, on_error)
+        memory = Sessions() if memory is None else memory
+        for keys, items in session_batches(prompts, session, batch_size):
+            for rows in self.core.rows(items, batch_size, on_error, generator.read):
+                good = [key for key, row in zip(keys, rows, strict=True) if not isinstance(row, InputError)]
+                own = None if session is None else SessionKeys(memory, good)
+                write = partial(self._generations, generator, choice=choice, session=own)
+                for answer in answered(rows, write, Generation):
+                    yield or_raised(answer, on_error)
 
     def write(
         self, prompts: Any, routings: Sequence[Routing], *, batch_size: int = 8, **options: Any
@@ -168,15 +177,19 @@ class Generative(RoutingModel):
     def _generator(self, choice: Choice, options: dict[str, Any]) -> Generator:
         return Generator(self.core, self.sets, [self.tasks[t] for t in choice.allowed], options)
 
-    def _generations(self, generator: Generator, rows: list[Row], choice: Choice) -> list[Generation]:
+    def _generations(
+        self, generator: Generator, rows: list[Row], choice: Choice, session: SessionKeys | None = None
+    ) -> list[Generation]:
         """Texts for a batch of prompts."""
-        routings, timings = self._clear(rows, choice)
+        routings, timings = self._clear(rows, choice, session)
         began = time.perf_counter()
         found = generator(rows, routings)
         timings |= {"generation": milliseconds(began), "inputs": len(rows)}
         return [replace(generation, timings=timings) for generation in found]
 
-    def _clear(self, rows: list[Row], choice: Choice) -> tuple[list[Routing], dict[str, float]]:
+    def _clear(
+        self, rows: list[Row], choice: Choice, session: SessionKeys | None = None
+    ) -> tuple[list[Routing], dict[str, float]]:
         """The routings of prompts, of which an unclear one selects nothing; and what it took."""
-        routings, timings = self.stages.route(self.core.batch(rows), choice)
+        routings, timings = self.stages.route(self.core.batch(rows), choice, session=session)
         return [clear(routing, choice.unknown.confidence) for routing in routings], timings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -21,7 +22,7 @@ from massmerge.checkpoints.skeleton import Skeleton, Slot
 from massmerge.errors import InputError, MassError
 from massmerge.io.placement import Placement, moved
 from massmerge.model.base import load_base
-from massmerge.model.core import Core
+from massmerge.model.core import Core, LabelledHead
 from massmerge.model.heads.classify import Head, backbone_call, load_head
 from massmerge.model.inputs import InputReader
 from massmerge.model.model import Model
@@ -191,13 +192,14 @@ def _load(
     pack_layers(base)
     slots = Skeleton(base).slots
     tensors.refuse_misfits(slots)
-    heads = _load_heads(bundle, base)
-    sites, observed = _probe(base, probe_inputs(base, PROBE_BATCH), heads)
+    heads, further = _load_heads(bundle, base), _load_further(bundle, base)
+    every = heads | {f"{task}/{name}": one.head for task, own in further.items() for name, one in own.items()}
+    sites, observed = _probe(base, probe_inputs(base, PROBE_BATCH), every)
     # Before the looks, whose hooks would be copied with the base.
-    first_only = set if plain() else partial(_first_only, base, observed, heads)
+    first_only = set if plain() else partial(_first_only, base, observed, every)
     second = SecondPass(base, touched, slots, observed, first_only)
     stages = _stages(bundle, base, sites, router or bundle.router_kind, tensors, slots)
-    core = _make_core(bundle, base, place, heads, stages, watch if mapped else None)
+    core = replace(_make_core(bundle, base, place, heads, stages, watch if mapped else None), further=further)
     cached = DenseCache(0 if plain() else cache, second)
     return Model(core, stages, Sets(core, bundle.path, tensors, second, cached, slots, bundle.recipe.answer.merge))
 
@@ -273,6 +275,18 @@ def _load_heads(bundle: Bundle, base: PreTrainedModel) -> dict[str, Head]:
     return heads
 
 
+def _load_further(bundle: Bundle, base: PreTrainedModel) -> dict[str, dict[str, LabelledHead]]:
+    """The further heads of tasks that have some."""
+    found: dict[str, dict[str, LabelledHead]] = {}
+    for task in bundle.tasks:
+        for name, labels in task.heads.items():
+            head = load_head(bundle.further_head(task.name, name), base)
+            if head is None or head.labels_expected != len(labels):
+                raise InputError(f"{bundle.path}: {task.name}: head and labels of {name} do not fit. Merge again.")
+            found.setdefault(task.name, {})[name] = LabelledHead(head, labels)
+    return found
+
+
 def _probe(base: PreTrainedModel, inputs: dict[str, Tensor], heads: dict[str, Head]) -> tuple[list[Site], Observed]:
     """The sites, and which modules can be divided by inputs: one forward pass shows both."""
     with watched_sites(base) as found:
@@ -326,7 +340,7 @@ def _stages(
     chosen = find_router(kind)
     targets = None if chosen.needs_fit and chosen.needs_names else tensors.targets
     # What is typical was learned from what the plain base sees.
-    typical = None if kind == TUNED else moved(load_typicality(bundle, voters), base.device)
+    typical = None if kind == TUNED else moved(load_typicality(bundle, voters, subspaces), base.device)
     return Stages(tensors.names, sites, recipe.router, recipe.unknown, first, second, rule, typical, targets)
 
 

@@ -15,6 +15,7 @@ from massmerge.bundle.layout import LEFT_OVER, MANIFEST, RECIPE, ROUTER
 from massmerge.bundle.manifest import read_manifest, sign_manifest
 from massmerge.bundle.merge_folder import recover
 from massmerge.bundle.reader import Bundle
+from massmerge.bundle.trim import keep_budget
 from massmerge.bundle.watched_files import SourceFiles
 from massmerge.bundle.work_folder import WorkFolder, in_words
 from massmerge.io.checksums import file_sha256
@@ -44,12 +45,39 @@ class FittedRouter:
     unknown: Mapping[str, float] = field(default_factory=dict)
 
 
-def replace_router(path: str | Path, fit: Callable[[Path], tuple[_R, FittedRouter | None]]) -> _R:
+@dataclass(frozen=True)
+class BundleSize:
+    """What a bundle weighs with its router.
+
+    Attributes:
+        ratio: all but the heads, as a multiple of the base.
+        budget: the most that the recipe allows; none without a budget.
+        dropped: the share of singular vectors that made room for the router.
+    """
+
+    ratio: float
+    budget: float | None
+    dropped: float
+
+    @classmethod
+    def kept(cls, folder: Path) -> BundleSize:
+        """Of a bundle that is held to its budget, as far as few vectors suffice."""
+        dropped = keep_budget(folder)
+        bundle = Bundle(folder, check=False)
+        return cls(bundle.counted_bytes / bundle.base_bytes, bundle.recipe.merge.budget, dropped)
+
+
+def replace_router(
+    path: str | Path, fit: Callable[[Path], tuple[_R, FittedRouter | None]]
+) -> tuple[_R, BundleSize | None]:
     """Fit a router and put it into the bundle, while no other command writes the bundle.
 
     Args:
         path: the bundle.
         fit: gives what was found out, and what to put into the bundle; nothing leaves it as it is.
+
+    Returns:
+        What was found out, and what the bundle weighs now if it has changed.
 
     Raises:
         InputError: no bundle, or one of the hub's cache.
@@ -62,13 +90,16 @@ def replace_router(path: str | Path, fit: Callable[[Path], tuple[_R, FittedRoute
     work = WorkFolder(path)
     with in_words(work.path), work.held():
         try:
+            size = None
             found, fitted = SourceFiles.of_bundle(path).settled(lambda: fit(path))
             if fitted is not None:
-                _write(path, work.fresh_result(), fitted)
+                result = work.fresh_result()
+                _write(path, result, fitted)
+                size = BundleSize.kept(result)
                 work.publish(replacing=True)
         finally:
             work.discard()
-    return found
+    return found, size
 
 
 def _write(path: Path, result: Path, fitted: FittedRouter) -> None:

@@ -133,8 +133,8 @@ class Tuning:
         found["bias"] = self._bias.detach().cpu()
         for path, layer in self._layers.items():
             if bool(layer.up.detach().any()):  # what is behind the last voter never gets a gradient
-                found[f"{ADAPTER}{path}.weight.down"] = layer.down.detach().cpu()
-                found[f"{ADAPTER}{path}.weight.up"] = _SCALE * layer.up.detach().cpu()
+                found[f"{ADAPTER}{path}.weight.down"] = layer.down.detach().cpu().half()
+                found[f"{ADAPTER}{path}.weight.up"] = (_SCALE * layer.up.detach().cpu()).half()
         return found
 
 

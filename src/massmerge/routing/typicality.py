@@ -11,14 +11,16 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from massmerge.linalg.factors import truncated_svd
+from massmerge.routing.projection import ProjectionRouter
+from massmerge.routing.selection import standardize
 
 _SHRINKAGE = (
     0.3  # of the scatter's covariance towards a multiple of the identity; anything from 0.1 to 0.8 does as well
 )
 _DIRECTIONS = 64  # of the scatter that are kept; the others count alike
-_GAP = 2.0  # what being nearer to one task than to the others counts against being near; chosen on validation rows
 _FOLDS = 4
 _FLAT = 1e-6
+_LEAST_SPREAD = 0.02  # of an evidence's size: clear inputs differ less, and a call that allows fewer tasks differs more
 
 
 def fit_space(z: Tensor, owners: Tensor, tasks: int) -> dict[str, Tensor]:
@@ -69,8 +71,26 @@ def nearness(distances: Tensor) -> Tensor:
     return torch.stack([-own, others - own if count > 1 else torch.zeros_like(own)], 1)
 
 
+def standing(seen: Sequence[Tensor], subspaces: Sequence[ProjectionRouter], tasks: Sequence[int]) -> Tensor:
+    """How far subspaces agree on the best task, as `agreements` has it, and how much of the input it holds (n, 2).
+
+    Args:
+        seen: what each voter sees (n, d).
+        subspaces: the tasks' for each voter.
+        tasks: positions of the tasks that are in question.
+    """
+    units = [normalize(z.float(), dim=1) for z in seen]
+    scores = [own(z) for own, z in zip(subspaces, units, strict=True)]
+    vote = standardize(torch.stack(scores)[:, :, list(tasks)]).mean(0)
+    held = torch.stack([own.lift(z, s) for own, z, s in zip(subspaces, units, scores, strict=True)]).mean(0)
+    greatest = max(1, len(tasks) - 1) / len(tasks) ** 0.5
+    return torch.stack(
+        [-vote.amin(1) / greatest, held[:, list(tasks)].gather(1, vote.argmin(1, keepdim=True))[:, 0]], 1
+    )
+
+
 def fit_typicality(
-    voters: Sequence[str], seen: Sequence[Tensor], owners: Tensor, tasks: int
+    voters: Sequence[str], seen: Sequence[Tensor], owners: Tensor, tasks: int, subspaces: Sequence[ProjectionRouter]
 ) -> tuple[dict[str, Tensor], Tensor]:
     """What is kept of inputs of known task: a space for each voter, and how near inputs usually are that were left out.
 
@@ -79,54 +99,59 @@ def fit_typicality(
         seen: what each voter sees of the inputs (n, d).
         owners: task of each (n,).
         tasks: number of tasks.
+        subspaces: the tasks' for each voter.
 
     Returns:
         What is kept, means and directions in half precision; and how typical each input was found when it was left out
         (n,), none where a task has but one.
     """
-    near = _left_out(seen, owners, tasks)
-    usual = _usual(near if len(near) else torch.zeros(1, 2))
+    rows, near = _left_out(seen, owners, tasks)
+    evidence = torch.cat([near, standing([z[rows] for z in seen], subspaces, range(tasks))], 1)
+    usual = _usual(evidence if len(rows) else torch.zeros(1, 4))
     halved = ("means", "directions")
     found = {
         f"{voter}.{name}": tensor.half() if name in halved else tensor
         for voter, z in zip(voters, seen, strict=True)
         for name, tensor in fit_space(z, owners, tasks).items()
     }
-    return {**found, "usual": usual}, _typical(near, usual)
+    return {**found, "usual": usual}, _typical(evidence, usual)
 
 
-def _left_out(seen: Sequence[Tensor], owners: Tensor, tasks: int) -> Tensor:
-    """Nearness (n, 2) of inputs to what is fitted without them."""
+def _left_out(seen: Sequence[Tensor], owners: Tensor, tasks: int) -> tuple[Tensor, Tensor]:
+    """Places of inputs, and their nearness (n, 2) to what is fitted without them."""
     fold = torch.zeros(len(owners), dtype=torch.long)
     for task in range(tasks):
         own = torch.where(owners == task)[0]
         fold[own] = torch.arange(len(own)) % _FOLDS
-    found = [torch.zeros(0, 2)]
+    rows, found = [torch.zeros(0, dtype=torch.long)], [torch.zeros(0, 2)]
     for number in range(_FOLDS):
-        out, kept = fold == number, fold != number
-        if not bool(out.any()) or len(set(owners[kept].tolist())) < tasks:
+        out, kept = torch.where(fold == number)[0], fold != number
+        if not len(out) or len(set(owners[kept].tolist())) < tasks:
             continue  # a task with one input has none to be left out
         spaces = [fit_space(z[kept], owners[kept], tasks) for z in seen]
         distances = [log_distances(z[out], space) for z, space in zip(seen, spaces, strict=True)]
+        rows.append(out)
         found.append(nearness(torch.stack(distances).mean(0)))
-    return torch.cat(found)
+    return torch.cat(rows), torch.cat(found)
 
 
-def _usual(near: Tensor) -> Tensor:
-    """Mean and spread of nearness (n, 2), and of both together: (3, 2)."""
-    parts = torch.stack([near.mean(0), near.std(0, correction=0).clamp_min(_FLAT)], 1)
-    together = _together(near, parts)
+def _usual(evidence: Tensor) -> Tensor:
+    """Mean and spread of each evidence (n, 4), and of all together: (5, 2)."""
+    mean = evidence.mean(0)
+    least = (_LEAST_SPREAD * mean.abs()).clamp_min(_FLAT)
+    parts = torch.stack([mean, torch.maximum(evidence.std(0, correction=0), least)], 1)
+    together = _together(evidence, parts)
     return torch.cat([parts, torch.stack([together.mean(), together.std(correction=0).clamp_min(_FLAT)])[None]])
 
 
-def _together(near: Tensor, usual: Tensor) -> Tensor:
-    standard = (near - usual[:2, 0]) / usual[:2, 1]
-    return standard[:, 0] + _GAP * standard[:, 1]
+def _together(evidence: Tensor, usual: Tensor) -> Tensor:
+    """All evidence counts alike; other weights told foreign inputs of text tasks no better on validation rows."""
+    return ((evidence - usual[:4, 0]) / usual[:4, 1]).sum(1)
 
 
-def _typical(near: Tensor, usual: Tensor) -> Tensor:
-    """About which share of inputs is less near (n,)."""
-    return torch.special.ndtr((_together(near, usual) - usual[2, 0]) / usual[2, 1])
+def _typical(evidence: Tensor, usual: Tensor) -> Tensor:
+    """About which share of inputs shows less of it (n,)."""
+    return torch.special.ndtr((_together(evidence, usual) - usual[4, 0]) / usual[4, 1])
 
 
 @dataclass(frozen=True)
@@ -136,18 +161,23 @@ class Typicality:
     Attributes:
         spaces: of each voter.
         usual: as `fit_typicality` keeps it.
+        subspaces: the tasks' for each voter.
     """
 
     spaces: list[dict[str, Tensor]]
     usual: Tensor
+    subspaces: Sequence[ProjectionRouter]
 
     @classmethod
-    def load(cls, voters: Sequence[str], kept: Mapping[str, Tensor]) -> Typicality | None:
+    def load(
+        cls, voters: Sequence[str], kept: Mapping[str, Tensor], subspaces: Sequence[ProjectionRouter]
+    ) -> Typicality | None:
         """From what `fit_typicality` has kept; none if that is not there for every voter."""
         names = ("means", "directions", "weights", "floor")
         if "usual" not in kept or any(f"{voter}.{name}" not in kept for voter in voters for name in names):
             return None
-        return cls([{name: kept[f"{voter}.{name}"].float() for name in names} for voter in voters], kept["usual"])
+        spaces = [{name: kept[f"{voter}.{name}"].float() for name in names} for voter in voters]
+        return cls(spaces, kept["usual"], subspaces)
 
     @torch.inference_mode()
     def __call__(self, seen: Sequence[Tensor], tasks: Sequence[int]) -> Tensor:
@@ -158,4 +188,5 @@ class Typicality:
             tasks: positions of the tasks that are in question.
         """
         distances = [log_distances(z, space)[:, list(tasks)] for z, space in zip(seen, self.spaces, strict=True)]
-        return _typical(nearness(torch.stack(distances).mean(0)), self.usual)
+        near = nearness(torch.stack(distances).mean(0))
+        return _typical(torch.cat([near, standing(seen, self.subspaces, tasks)], 1), self.usual)

@@ -65,6 +65,7 @@ def prediction_body(outcome: Outcome, options: Options) -> dict[str, Any]:
             "labels": None,
             "scores": None,
             "value": None,
+            "heads": {},
             "alternatives": [],
             "selected": [],
             "truncated": False,
@@ -79,6 +80,7 @@ def prediction_body(outcome: Outcome, options: Options) -> dict[str, Any]:
         "labels": result.labels,
         "scores": result.scores,
         "value": result.value,
+        "heads": {name: _head(one) for name, one in result.heads.items()},
         "alternatives": [{"task": a.task, **_label(a)} for a in result.alternatives[: options.top_k - 1]],
         "selected": result.routing.selected if result.routing else [],
         "truncated": result.truncated,
@@ -131,6 +133,10 @@ def _explain(prediction: Prediction, waited: float, top: int) -> dict[str, Any]:
         "timings": {"waiting": round(waited, 3), **timings},
         "batch_size": int(prediction.timings["inputs"]),
     }
+
+
+def _head(answer: Prediction) -> dict[str, Any]:
+    return {name: getattr(answer, name) for name in ("label", "confidence", "score", "labels", "scores", "value")}
 
 
 def _label(answer: Answer) -> dict[str, Any]:

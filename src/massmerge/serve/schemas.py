@@ -182,6 +182,17 @@ class ExplanationAnswer(BaseModel):
     batch_size: int
 
 
+class HeadAnswer(BaseModel):
+    """The answer of a further head of the task."""
+
+    label: str | None
+    confidence: float | None
+    score: float | None
+    labels: list[str] | None
+    scores: list[float] | None
+    value: float | None
+
+
 class PredictionAnswer(BaseModel):
     """The answer to one input; `task` is null where no task fits, or where there is an error."""
 
@@ -194,6 +205,7 @@ class PredictionAnswer(BaseModel):
     )
     scores: list[float] | None = Field(description="The probabilities of `labels`.")
     value: float | None = Field(description="For a regression task, its number; else null.")
+    heads: dict[str, HeadAnswer] = Field(description="The answers of the task's further heads, by name.")
     alternatives: list[TaskLabelScore]
     selected: list[str]
     truncated: bool = Field(description="Whether the end of the text was cut off because it has too many tokens.")

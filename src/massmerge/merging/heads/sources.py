@@ -67,6 +67,24 @@ def find_head(task: TaskRecipe, expert: Expert, base: Base, folder: Path, tower:
     return HeadSource("shell", parts.skeleton.class_name, labels, nbytes, problem, parts)
 
 
+def find_further_heads(
+    task: TaskRecipe, expert: Expert, base: Base, folder: Path, tower: TextTower | None = None
+) -> dict[str, HeadSource]:
+    """The further heads of a task, as `find_head` finds its own.
+
+    Raises:
+        InputError: one of them is none, or has another number of labels; the message begins with its name.
+    """
+    found = {}
+    for name, head in task.heads.items():
+        own = task.model_copy(update={"head": head, "labels": None, "problem_type": None})
+        try:
+            found[name] = find_head(own, expert, base, folder, tower)
+        except InputError as error:
+            raise InputError(f"heads.{name}: {error}") from None
+    return found
+
+
 def find_base_head(base: Base, heads: Iterable[HeadSource]) -> HeadSource | None:
     """The base's own language head, where a task writes with it: adapters seldom save one.
 
@@ -132,10 +150,10 @@ def write_json(path: Path, data: object) -> None:
 def named_files(tasks: Iterable[TaskRecipe]) -> Iterator[str]:
     """Files that tasks name beside their experts: a head's weights, label names."""
     for task in tasks:
-        head = task.head
         named: list[object] = [task.labels]
-        if isinstance(head, FileHead):
-            named += [head.weights, head.labels]
-        elif isinstance(head, TextHead):
-            named += [head.classes, None if str(head.templates) in template_sets() else head.templates]
+        for head in task.given_heads:
+            if isinstance(head, FileHead):
+                named += [head.weights, head.labels]
+            else:
+                named += [head.classes, None if str(head.templates) in template_sets() else head.templates]
         yield from (name for name in named if isinstance(name, str))

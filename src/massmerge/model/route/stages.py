@@ -218,7 +218,7 @@ class Stages:
             if look is self.first and self.typical is not None:
                 typical.append(self.typical([a.pooled() for a in activations], choice.allowed))
             cast = cast_votes(look.voters, activations, look.router)
-            if look is self.first and (turns := getattr(rows, "turns", None)):
+            if look is self.first and (turns := getattr(batch, "turns", None)):
                 cast = with_last_turns(cast, turns[0], cast_votes(look.voters, look.first_pass(turns[1]), look.router))
             return cast if own is None else replace(cast, scores=own.memory.combined(look, own.keys, cast.scores))
 

@@ -15,10 +15,10 @@ from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
 from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
 from massmerge.model.route.first_pass import FirstPass, Token, Voter
-from massmerge.model.route.references import empty_prompts, is_decoder, random_words
+from massmerge.model.route.references import empty_prompt_of, is_decoder, random_words
 from massmerge.recipe import Recipe, RouterOptions
 from massmerge.routing import Site, choose_sites
-from massmerge.routing.neutral import Neutral, NeutralRouter
+from massmerge.routing.neutral import NeutralRouter
 from massmerge.routing.projection import ProjectionRouter, Score, of_common_rank, site_basis
 from massmerge.routing.router import Router
 from massmerge.routing.routers import find_router
@@ -75,9 +75,9 @@ def fitted_tensors(bundle: Bundle, kind: str) -> dict[str, Tensor]:
     return {name: read_tensor(info) for name, info in _fitted(bundle, kind).items()}
 
 
-def load_typicality(bundle: Bundle, voters: list[Voter]) -> Typicality | None:
+def load_typicality(bundle: Bundle, voters: list[Voter], subspaces: list[ProjectionRouter]) -> Typicality | None:
     """How typical an input is of the tasks, if `mass calibrate` has fitted that."""
-    return Typicality.load([voter.name for voter in voters], fitted_tensors(bundle, TYPICAL))
+    return Typicality.load([voter.name for voter in voters], fitted_tensors(bundle, TYPICAL), subspaces)
 
 
 def not_fitted(bundle: Bundle, kind: str, voters: list[Voter]) -> list[str]:
@@ -123,20 +123,17 @@ def _compared(options: RouterOptions, sites: list[Site], tensors: TaskTensors, m
     return _random_starts(sites, tensors, model)
 
 
-def _references(options: RouterOptions, first_pass: FirstPass, processor: Path) -> list[Neutral]:
-    """What each voter sees of inputs that belong to no task: of a decoder's empty prompts, or of random words."""
-    wanted = options.reference
-    if wanted == "template" or (wanted == "auto" and is_decoder(first_pass.model)):
-        prompts = empty_prompts(first_pass.model, processor)
-        if prompts is not None:
-            seen = [first_pass(prompt) for prompt in prompts]
-            return [
-                Neutral(torch.cat([z.pooled() for z in each]).cpu(), nearest=True) for each in zip(*seen, strict=True)
-            ]
-    return [Neutral(z.pooled().cpu()) for z in first_pass(random_words(first_pass.model))]
+def _references(options: RouterOptions, first_pass: FirstPass, processor: Path) -> list[Tensor]:
+    """What each voter sees of inputs that belong to no task: of a decoder's empty prompt, or of random words."""
+    wanted, model = options.reference, first_pass.model
+    if wanted in ("template", "newline") or (wanted == "auto" and is_decoder(model)):
+        empty = empty_prompt_of(model, processor, template=wanted != "newline")
+        if empty is not None:
+            return [z.pooled() for z in first_pass(empty)]
+    return [z.pooled() for z in first_pass(random_words(model))]
 
 
-def _neutral_router(tensors: TaskTensors, site: Site, random: list[int], neutral: Neutral) -> NeutralRouter:
+def _neutral_router(tensors: TaskTensors, site: Site, random: list[int], neutral: Tensor) -> NeutralRouter:
     """The router of a site where some adapters look random."""
     learned = [task for task, target in enumerate(tensors.targets) if target not in random]
     own = site_router(tensors, site, tasks=learned) if len(learned) > 1 else None
