@@ -1,8 +1,8 @@
 """Rules of routing for a decoder, on kept activations: `python benchmarks/llm_routing.py --kind chat [--split test]`.
 
-For each form of prompts, which share finds its task: by the mean or the last token, by plain residuals, or by the captured
-share over that of random words, of the empty prompt of the same kind, or of the more similar one of two empty prompts; at
-O and M sites or at all. Run `benchmarks/llm_seen.py` first.
+For each form of prompts, which share finds its task: by the mean or the last token or both; by plain residuals, or by the
+captured share over that of random words or of the empty prompt; at O and M sites or at all. Run `benchmarks/llm_seen.py`
+first.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from benchmarks.llm_seen import Seen, kept
 from benchmarks.suites.llm.experts import KINDS, Kind, expert_folder
 from benchmarks.suites.llm.tasks import TASKS
 from massmerge.linalg.factors import lora_svd
-from massmerge.routing.neutral import Neutral, NeutralRouter
+from massmerge.routing.neutral import NeutralRouter
 from massmerge.routing.projection import ProjectionRouter, of_common_rank, site_basis
 from massmerge.routing.selection import vote
 
 LAYERS = {"A": ("q", "k", "v"), "O": ("o",), "M": ("gate", "up"), "D": ("down",)}
-REFERENCES = ("none", "words", "template", "newline", "nearest")
+REFERENCES = ("none", "words", "template", "newline")
 _BLOCKS, _WIDTH = 30, 576
 
 
@@ -56,27 +56,28 @@ def found_share(
     seen: Mapping[str, Seen],
     bases: Mapping[str, list[Tensor]],
     tasks: Sequence[str],
-    form: str,
-    token: str,
+    forms: Sequence[str],
+    tokens: Sequence[str],
     against: str,
-) -> dict[str, float]:
-    """By task, which share of its prompts finds it."""
-    routers = {site: _router(own, seen, f"{site}.{token}", against) for site, own in bases.items()}
-    shares = {}
-    for place, task in enumerate(tasks):
-        rows = seen[f"{form} {task}"]
-        scores = vote([router(rows[f"{site}.{token}"].float()) for site, router in routers.items()])
-        shares[task] = float((scores.argmin(1) == place).float().mean())
-    return shares
+) -> list[dict[str, float]]:
+    """For each form, by task, which share of its prompts finds it."""
+    voters = [f"{site}.{token}" for site in bases for token in tokens]
+    routers = {voter: _router(bases[voter.partition(".")[0]], seen, voter, against) for voter in voters}
+    found = []
+    for form in forms:
+        shares = {}
+        for place, task in enumerate(tasks):
+            rows = seen[f"{form} {task}"]
+            scores = vote([router(rows[voter].float()) for voter, router in routers.items()])
+            shares[task] = float((scores.argmin(1) == place).float().mean())
+        found.append(shares)
+    return found
 
 
 def _router(bases: list[Tensor], seen: Mapping[str, Seen], voter: str, against: str) -> ProjectionRouter:
     if against == "none":
         return ProjectionRouter(bases)
-    if against == "nearest":
-        both = [seen[f"reference {name}"][voter].float() for name in ("template", "newline")]
-        return NeutralRouter(bases, Neutral(torch.cat(both), nearest=True))
-    return NeutralRouter(bases, Neutral(seen[f"reference {against}"][voter].float()))
+    return NeutralRouter(bases, seen[f"reference {against}"][voter].float())
 
 
 def main() -> None:
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("--split", default="validation")
     parser.add_argument("--tasks", help="comma-separated; those that have an adapter if not given")
     parser.add_argument("--sites", default="OM,AOMD", help="comma-separated kinds of sites")
+    parser.add_argument("--references", default=",".join(REFERENCES), help="comma-separated")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     made = [task for task in TASKS if (expert_folder(task, options.kind) / "metrics.json").is_file()]
@@ -94,14 +96,14 @@ def main() -> None:
     bases = bases_of(options.kind, tasks)
     forms = ("bare",) if options.kind == "bare" else ("chat", "reworded", "plain", "turns")
     print(f"{options.kind}, {options.split}: {', '.join(tasks)}")
-    print(f"{'sites':6} {'token':5} {'reference':9}", *(f"{form:>9}" for form in forms))
+    print(f"{'sites':6} {'token':9} {'reference':9}", *(f"{form:>9}" for form in forms))
     for letters in options.sites.split(","):
         own = {site: rows for site, rows in bases.items() if site[0] in letters}
-        for token in ("mean", "last") if own else ():
-            for against in REFERENCES:
-                found = [found_share(seen, own, tasks, form, token, against) for form in forms]
+        for token in ("mean", "last", "mean+last") if own else ():
+            for against in options.references.split(","):
+                found = found_share(seen, own, tasks, forms, token.split("+"), against)
                 means = [sum(shares.values()) / len(shares) for shares in found]
-                print(f"{letters:6} {token:5} {against:9}", *(f"{mean:9.1%}" for mean in means), flush=True)
+                print(f"{letters:6} {token:9} {against:9}", *(f"{mean:9.1%}" for mean in means), flush=True)
                 if options.json:
                     print(json.dumps(dict(zip(forms, found, strict=True))))
 

@@ -39,7 +39,7 @@ def prompts_of(split: str, rows: int, tokenizer: Any) -> Iterator[tuple[str, lis
     for form in FORMS:
         found[form] = {}
         for task in TASKS:
-            make_data(task, tokenizer)
+            make_data(task)
             prompts, answers = read_split(data_folder(form, task), split, "text")
             found[form][task] = prompts[:rows], answers[:rows]
             yield f"{form} {task}", prompts[:rows]

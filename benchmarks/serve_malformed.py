@@ -35,6 +35,7 @@ KINDS = (
     "application/x-www-form-urlencoded",
     "",
 )
+CHAT = ("/v1/chat/completions", "/v1/completions", "/v1/route")
 PATHS = ("/v1/predict", "/", "/v1/tasks", "/admin/reload", "/nothing", "/%00", "/../..", "/v1/predict?x=%ff")
 Statuses = Counter[int]
 
@@ -79,17 +80,31 @@ def from_the_description(served: Served, count: int, seed: int) -> Statuses:
 
 def random_bodies(served: Served, count: int, seed: int) -> Statuses:
     """Random bytes, and right bodies with bytes changed, under every content type."""
+    right = {"inputs": ["win a free prize now", {"text": "a"}], "top_k": 2, "explain": True}
+    return changed_bodies(served, count, seed, [right], PATHS)
+
+
+def random_chats(served: Served, count: int, seed: int) -> Statuses:
+    """The same for services that write."""
+    same = {"max_tokens": 3, "temperature": 0.5, "seed": 1, "stop": ["x"]}
+    chat = {"messages": [{"role": "user", "content": "win a free prize now"}], "stream": True, "logprobs": True, **same}
+    return changed_bodies(served, count, seed, [chat, {"prompt": "win a free prize", "logprobs": 2, **same}], CHAT)
+
+
+def changed_bodies(
+    served: Served, count: int, seed: int, rights: list[dict[str, object]], paths: tuple[str, ...]
+) -> Statuses:
+    """Random bytes, and these bodies with bytes changed."""
     source = random.Random(seed)
-    right = json.dumps({"inputs": ["win a free prize now", {"text": "a"}], "top_k": 2, "explain": True}).encode()
     found: Statuses = Counter()
     with httpx.Client(base_url=served.url, trust_env=False, timeout=60) as client:
         for _ in range(count):
-            body = bytearray(right)
+            body = bytearray(json.dumps(source.choice(rights)).encode())
             for _ in range(source.randint(1, 8)):
                 body[source.randrange(len(body))] = source.randrange(256)
             content = bytes(body) if source.random() < 0.5 else source.randbytes(source.randrange(2000))
             method, kind = source.choice(("POST", "POST", "POST", "GET", "PUT")), source.choice(KINDS)
-            answer = client.request(method, source.choice(PATHS), content=content, headers={"Content-Type": kind})
+            answer = client.request(method, source.choice(paths), content=content, headers={"Content-Type": kind})
             found[answer.status_code] += 1
     return found
 
@@ -133,13 +148,46 @@ def bombs() -> Iterator[tuple[bytes, str]]:
         yield b" " * 21_000_000, KINDS[0]
 
 
+def chat_bombs() -> Iterator[tuple[bytes, str]]:
+    """The same for services that write."""
+    said = {"role": "user", "content": "a"}
+    bodies: list[dict[str, object]] = [
+        {"messages": [{**said, "content": "a " * 200_000}]}, {"messages": [said] * 20_000}, {"messages": [said] * 9000},
+        {"messages": [{**said, "content": [{"type": "text", "text": "a"}] * 50_000}]},
+        {"messages": [{**said, "role": "r" * 60}]}, {"messages": [said], "stop": ["x" * 200] * 16},
+        {"messages": [said], "stop": ["x"] * 5000}, {"messages": [said], "seed": 2**80}, {"messages": [said], "seed": -1},
+        {"messages": [said], "max_tokens": 10**30}, {"messages": [said], "temperature": 1e-300},
+        {"messages": [said], "temperature": 2, "top_p": 1e-9, "top_k": 10**9, "min_p": 1.0},
+        {"messages": [said], "repetition_penalty": 1e-300}, {"prompt": [2**62]}, {"prompt": [0] * 90_000},
+        {"prompt": "\u0000\ud7ff\uffff" * 1000}, {"prompt": "a", "logprobs": 20, "stop": "\u0000"},
+    ]  # fmt: skip
+    while True:
+        for body in bodies:
+            yield json.dumps(body).encode(), KINDS[0]
+        yield b'{"messages":' + b"[" * 100_000, KINDS[0]
+        yield b" " * 21_000_000, KINDS[0]
+
+
+def growing_chats(served: Served, count: int, seed: int) -> Statuses:
+    """Endless conversations, numbers beyond all limits."""
+    found: Statuses = Counter()
+    for path in CHAT[:2]:
+        found += sent_bodies(served, path, islice(chat_bombs(), count // 2 + 1))
+    return found
+
+
 def growing_bodies(served: Served, count: int, seed: int) -> Statuses:
     """Deep and endless JSON, images of billions of pixels, forms of thousands of files."""
+    return sent_bodies(served, "/v1/predict", islice(bombs(), count))
+
+
+def sent_bodies(served: Served, path: str, bodies: Iterator[tuple[bytes, str]]) -> Statuses:
+    """What is answered to bodies."""
     found: Statuses = Counter()
     with httpx.Client(base_url=served.url, trust_env=False, timeout=60) as client:
-        for content, kind in islice(bombs(), count):
+        for content, kind in bodies:
             try:
-                status = client.post("/v1/predict", content=content, headers={"Content-Type": kind}).status_code
+                status = client.post(path, content=content, headers={"Content-Type": kind}).status_code
             except httpx.TransportError:  # refused, and closed before all of it had been sent
                 status = 0
             found[status] += 1
@@ -176,7 +224,13 @@ def hardly_http(served: Served, count: int, seed: int) -> Statuses:
     return found
 
 
-def run(served: Served, name: str, shares: dict[Callable[[Served, int, int], Statuses], int], right: object) -> bool:
+def run(
+    served: Served,
+    name: str,
+    shares: dict[Callable[[Served, int, int], Statuses], int],
+    right: dict[str, object],
+    path: str = "/v1/predict",
+) -> bool:
     """All kinds of requests against one service; whether it stood them."""
     found: Statuses = Counter()
     for kind, count in shares.items():
@@ -191,9 +245,7 @@ def run(served: Served, name: str, shares: dict[Callable[[Served, int, int], Sta
         print(f"{name}: {kind.__name__} {dict(sorted(statuses.items()))}, memory {served.memory:.0f} MB", flush=True)
         found += statuses
     grown = served.memory - before
-    alive = (
-        httpx.post(f"{served.url}/v1/predict", json={"inputs": right}, trust_env=False, timeout=60).status_code == 200
-    )
+    alive = httpx.post(served.url + path, json=right, trust_env=False, timeout=60).status_code == 200
     wrong = {status: count for status, count in found.items() if status >= 500 and status != 503}
     holds = not wrong and alive and grown <= 100
     measured = (
@@ -205,11 +257,12 @@ def run(served: Served, name: str, shares: dict[Callable[[Served, int, int], Sta
 
 
 def main() -> None:
-    """Text and images."""
+    """Text and images, and a bundle that writes where there is one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--text", type=Path, default=SUITES / "text" / "bundles" / "core")
     parser.add_argument("--images", type=Path, default=SUITES / "vision" / "bundles" / "core")
+    parser.add_argument("--writer", type=Path, default=SUITES / "llm" / "bundles" / "chat")
     given = parser.parse_args()
     count = given.requests
     text = {
@@ -219,11 +272,20 @@ def main() -> None:
         hardly_http: count // 4,
     }
     images = {random_bodies: count // 10, growing_bodies: count - sum(text.values()) - count // 10}
+    chats = {from_the_description: count // 10, random_chats: count // 5, growing_chats: count // 50}
     holds = []
-    with serving(str(given.text), "--threads", "1") as served:
-        holds.append(run(served, "text", text, "win a free prize now"))
-    with serving(str(given.images), "--threads", "1") as served:
-        holds.append(run(served, "images", images, png(64, 64, bytes(64 * 193))))
+    if given.text.exists():
+        with serving(str(given.text), "--threads", "1") as served:
+            holds.append(run(served, "text", text, {"inputs": "win a free prize now"}))
+    if given.images.exists():
+        with serving(str(given.images), "--threads", "1") as served:
+            holds.append(run(served, "images", images, {"inputs": png(64, 64, bytes(64 * 193))}))
+    if given.writer.exists():
+        with serving(str(given.writer), "--threads", "1", "--max-new-tokens", "4") as served:
+            right: dict[str, object] = {"prompt": "win a free prize now", "max_tokens": 2}
+            holds.append(run(served, "writer", chats, right, "/v1/completions"))
+    if not holds:
+        sys.exit("there is no bundle: give --text, --images or --writer.")
     sys.exit(0 if all(holds) else 1)
 
 

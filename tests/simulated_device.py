@@ -24,6 +24,7 @@ _GUARDED = {  # in C++ they ask for the driver
     torch.Tensor.copy_: _aten.copy_.default,
     torch.Tensor.contiguous: _aten.contiguous.default,
     torch.Tensor.__invert__: _aten.bitwise_not.default,
+    torch.Tensor.nonzero: _aten.nonzero.default,
 }
 _MIXED = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! ({})"
 
@@ -53,6 +54,8 @@ class SimulatedTensor(torch.Tensor):
             return _put(*_taken(*args[:2]), args[2])
         if func in _GUARDED:
             return _run(_GUARDED[func], args, kwargs or {})
+        if func is torch.Tensor.new_tensor and "device" not in (kwargs or {}):
+            return SimulatedTensor(args[0].held.new_tensor(*args[1:], **(kwargs or {})))
         if func in (torch.Tensor.numpy, torch.Tensor.__array__):
             raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
         if func is torch.Tensor.data_ptr:
@@ -139,6 +142,8 @@ def _run(func, args, kwargs):
     """One operation, with the device that it would run on."""
     if func.overloadpacket is _aten.to:
         return _moved(args, kwargs)
+    if func is _aten._has_compatible_shallow_copy_type.default:
+        return False
     tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
     ours, others = [t for t in tensors if _is_ours(t)], [t for t in tensors if not _is_ours(t)]
     wanted = kwargs.get("device")

@@ -116,6 +116,18 @@ def writer_bundle(root: Path, kind: str) -> Path:
     return folder / "bundle"
 
 
+def chat_bundle(root: Path) -> Path:
+    """A bundle of a tiny Llama that chats, with three adapters (a, b, c) and a token a letter; made once a run."""
+    folder = root / "writer-chat"
+    if not folder.exists():
+        make_chat_writers(folder)
+        tokenizer = letter_tokenizer()
+        tokenizer.chat_template, tokenizer.model_max_length = TEMPLATE, 200
+        tokenizer.save_pretrained(folder / "base")
+        massmerge.merge(write_recipe(folder, list("abc")), folder / "writers")
+    return folder / "writers"
+
+
 def letter_tokenizer() -> tf.PreTrainedTokenizerFast:
     """A tokenizer with a token for each of 57 bytes: letters, blanks, two that only make a character together."""
     letters = [*"abcdefghijklmnopqrstuvwxyz0123456789.,!?:;-+*/=()<>", "\u0120", "\u010a", "\u00c3", "\u00a9", "#", "_"]

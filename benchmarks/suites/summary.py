@@ -14,7 +14,11 @@ import torch
 
 from benchmarks.suites.finetune import chance_of
 
-BASES = {"vision": "DINOv2 ViT-S/14 at 98 pixels", "text": "all-MiniLM-L6-v2, mean pooling"}
+BASES = {
+    "vision": "DINOv2 ViT-S/14 at 98 pixels",
+    "text": "all-MiniLM-L6-v2, mean pooling",
+    "llm": "SmolLM2-135M-Instruct",
+}
 EXPERTS = {
     "experts": "Full fine-tunes",
     "experts_lora": "LoRA adapters, rank 8, each from a random start of its own",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from massmerge.model.load import load
     from massmerge.model.model import Model
     from massmerge.model.pipeline import Pipeline, pipeline
+    from massmerge.model.predictor import Predictor
     from massmerge.model.static import StaticModel
     from massmerge.recipe import Recipe
     from massmerge.research.interpret.decoding import interpret
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Answer", "Bundle", "Evaluation", "Explanation", "Generation", "InputError", "Inspection", "MassError", "Model",
-    "Pipeline", "Plan", "Prediction", "Problem", "Push", "Recipe", "Routing", "Sessions", "StaticModel", "Suite",
-    "Verification", "__version__", "adapt", "add", "calibrate", "choose_scale", "evaluate", "explain", "export", "head",
-    "inspect", "interpret", "load", "make_plan", "merge", "pipeline", "pull", "push", "remove", "study", "verify",
+    "Pipeline", "Plan", "Prediction", "Predictor", "Problem", "Push", "Recipe", "Routing", "Sessions", "StaticModel",
+    "Suite", "Verification", "__version__", "adapt", "add", "calibrate", "choose_scale", "evaluate", "explain", "export",
+    "head", "inspect", "interpret", "load", "make_plan", "merge", "pipeline", "pull", "push", "remove", "study", "verify",
 ]  # fmt: skip
 
 # Where each name lives, so that `mass --version` and `mass -h` need not wait seconds for torch and transformers.
@@ -66,6 +67,7 @@ _HOMES = {
     "model.load": ("load",),
     "model.model": ("Model",),
     "model.pipeline": ("Pipeline", "pipeline"),
+    "model.predictor": ("Predictor",),
     "model.static": ("StaticModel",),
     "recipe": ("Recipe",),
     "research.interpret.decoding": ("interpret",),

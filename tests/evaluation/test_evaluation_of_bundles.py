@@ -2,6 +2,7 @@
 
 import io
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import massmerge
 from eval_suite import text_suite, write_suite
 from massmerge import InputError
 from massmerge.evaluation import evaluate as module
+from massmerge.evaluation.summary import second_pass_advice
 from models import image_bundle, text_bundle, with_options
 
 # Rows that cannot be read
@@ -180,3 +182,26 @@ def test_another_router_can_be_chosen(tmp_path, root):
     fitted, plain = (massmerge.evaluate(bundle, suite, router=router, oracle=False) for router in (None, "projection"))
     assert (fitted.options["router"], plain.options["router"]) == ("prototype", "projection")
     assert fitted.means["routing"].value > plain.means["routing"].value
+
+
+# One pass
+
+
+def test_one_pass_is_measured_beside_the_experts_and_proposed_where_it_is_enough(tmp_path, root):
+    suite, rows = text_suite(tmp_path, root)
+    found = massmerge.evaluate(text_bundle(root), suite, experts=True, folder=root / "text")
+    model = massmerge.load(text_bundle(root))
+    for task in found.tasks:
+        texts, truths = [text for text, _ in rows[task.task]], [label for _, label in rows[task.task]]
+        free, given = model.predict(texts, passes=1), model.predict(texts, passes=1, task=task.task)
+        right = [(p.task, p.label) == (task.task, truth) for p, truth in zip(free, truths, strict=True)]
+        assert task.once.value == pytest.approx(np.mean(right))
+        assert task.once_known.value == pytest.approx(
+            np.mean([p.label == t for p, t in zip(given, truths, strict=True)])
+        )
+    means = found.means | {
+        name: found.means["strict"]._replace(value=0.5) for name in ("strict", "known", "once_known")
+    }
+    for once, told in ((0.5, True), (0.48, False)):
+        told_of = replace(found, means=means | {"once": found.means["once"]._replace(value=once)})
+        assert ("may not need the second pass" in (second_pass_advice(told_of) or "")) is told

@@ -8,8 +8,8 @@ import pytest
 from massmerge import InputError, Suite
 from massmerge.evaluation.data import batches_of_one_task, read_suite, read_task, stream_order
 from massmerge.evaluation.sources import open_source
-from massmerge.evaluation.spool import Spool
 from massmerge.evaluation.suite import SuiteTask
+from massmerge.io.spool import Spool
 from tables import ROWS, png, read_rows, write_table
 
 # What is refused

@@ -12,7 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-import massmerge.bundle.merge_folder
+import massmerge.bundle.parts
 import massmerge.merging.write
 from commands import mass, start_mass
 from massmerge import Bundle, InputError, MassError, merge
@@ -133,7 +133,7 @@ class Counting(Silent):
 def stop_after(monkeypatch, parts: int, error: Exception | None = None) -> None:
     """Let the disk fill up when that many parts are written."""
     written = []
-    real = massmerge.bundle.merge_folder.write_tensors
+    real = massmerge.bundle.parts.write_tensors
 
     def write(path, tensors):
         if len(written) == parts:
@@ -141,7 +141,7 @@ def stop_after(monkeypatch, parts: int, error: Exception | None = None) -> None:
         written.append(path)
         real(path, tensors)
 
-    monkeypatch.setattr(massmerge.bundle.merge_folder, "write_tensors", write)
+    monkeypatch.setattr(massmerge.bundle.parts, "write_tensors", write)
 
 
 def test_tensors_that_are_finished_are_not_worked_on_again(family, undisturbed, tmp_path, monkeypatch):
@@ -273,15 +273,16 @@ def test_a_target_below_a_file_is_refused_with_the_files_name(family, tmp_path):
 
 def test_an_expert_that_vanishes_during_the_merge_is_named_and_can_be_put_back(tmp_path, monkeypatch):
     recipe, out = write_family(tmp_path, "bert", {"red": 2, "green": 2}), tmp_path / "out"
-    real = massmerge.bundle.merge_folder.MergeFolder.finish
+    real = massmerge.bundle.parts.Parts.put
 
-    def finish(self, index, tensors):
-        real(self, index, tensors)
+    def put(self, key, tensors):
+        name = real(self, key, tensors)
         if (tmp_path / "green").exists():
             (tmp_path / "green").rename(tmp_path / "away")
+        return name
 
     with monkeypatch.context() as patched:
-        patched.setattr(massmerge.bundle.merge_folder.MergeFolder, "finish", finish)
+        patched.setattr(massmerge.bundle.parts.Parts, "put", put)
         result = run("merge", recipe, out, "-q", "--workers", 1)
     assert_failed(result, out, f"{tmp_path / 'green' / 'model.safetensors'}: disappeared during the run. Restore it")
     (tmp_path / "away").rename(tmp_path / "green")

@@ -3,14 +3,19 @@
 import json
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import massmerge
 from massmerge import InputError
 from massmerge.cli.main import main
-from massmerge.model.chat import empty_prompt, is_conversation, render
+from massmerge.model.chat import empty_prompt, is_conversation, last_turn, render
 from massmerge.model.inputs import several
-from models import write_recipe
+from massmerge.model.route.decide import cast_votes
+from massmerge.routing.neutral import NeutralRouter
+from massmerge.routing.projection import ProjectionRouter
+from massmerge.routing.selection import vote
+from models import with_options, write_recipe
 from writers import chat_tokenizer, make_chat_writers
 
 MESSAGES = [
@@ -96,11 +101,75 @@ def test_a_conversation_is_answered(model):
     both = model.generate([MESSAGES, MESSAGES[:2]], max_new_tokens=4)
     assert from_messages.tokens == from_text.tokens
     assert len(both) == 2 and both[0].routing is not None
+    named = model.generate(messages=[MESSAGES, MESSAGES[:2]], max_new_tokens=4)
+    assert [g.tokens for g in named] == [g.tokens for g in both]
+    stream = model.generate_stream(messages=MESSAGES, task="a", max_new_tokens=4)
+    assert "".join(stream) == from_messages.text
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "give prompts or messages"),
+        ({"prompts": "a", "messages": MESSAGES}, "give prompts or messages"),
+        ({"messages": ["a"]}, "messages is a list of mappings with a role"),
+        ({"messages": []}, "messages is a list of mappings with a role"),
+    ],
+)
+def test_messages_that_are_none_are_an_error(model, given, message):
+    with pytest.raises(InputError, match=message):
+        model.generate(**given)
 
 
 def test_a_prompt_that_is_too_long_is_counted_before_it_is_cut(model):
     with pytest.raises(InputError, match="a prompt of 101 tokens and up to 4 new ones are more than the 64"):
         model.generate("a " * 100, max_new_tokens=4)
+
+
+def test_the_last_turn_of_a_conversation_stands_behind_its_system_prompt():
+    assert last_turn(MESSAGES) == [MESSAGES[0], MESSAGES[3]]
+    assert last_turn(MESSAGES[:2]) is None and last_turn(MESSAGES[1:2]) is None
+
+
+def test_a_conversation_is_routed_as_a_whole_and_by_its_last_turn(model):
+    (found,) = model.route(MESSAGES)
+    tokenizer, stages = model.tokenizer, model.stages
+    votes = [
+        cast_votes(stages.voters, stages.first.first_pass(model.core.batch([model.read(text)])), stages.first.router)
+        for text in (render(tokenizer, MESSAGES), render(tokenizer, [MESSAGES[0], MESSAGES[3]]))
+    ]
+    scores = [(whole + 0.5 * last) / 1.5 for whole, last in zip(*(v.scores for v in votes), strict=True)]
+    assert [*found.residuals.values()] == pytest.approx(vote(scores)[0].tolist(), abs=1e-4)
+    mixed = model.route([[MESSAGES[1]], MESSAGES, "a team"])
+    assert mixed[1].residuals == pytest.approx(found.residuals, abs=1e-4)
+    assert mixed[0].residuals == pytest.approx(model.route([MESSAGES[1]])[0].residuals, abs=1e-4)
+
+
+def test_adapters_with_random_starts_are_compared_with_the_empty_prompt(bundle, model, tmp_path):
+    assert {voter.token for voter in model.stages.voters} == {"mean", "last"}
+    first = model.stages.first
+    router = first.router.routers[0]
+    assert isinstance(router, NeutralRouter)
+    (neutral, *_) = first.first_pass(model.core.batch([model.read([{"role": "user", "content": ""}])]))
+    expected = NeutralRouter(router.bases, neutral.rows)
+    z = first.first_pass(model.core.batch([model.read("a team"), model.read(MESSAGES[:2])]))[0].rows
+    assert torch.allclose(router(z), expected(z), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("reference", "kind"), [("none", ProjectionRouter), ("words", NeutralRouter), ("newline", NeutralRouter)]
+)
+def test_what_tasks_are_compared_with_can_be_chosen(bundle, model, tmp_path, reference, kind):
+    other = with_options(bundle, tmp_path / "copy", router={"reference": reference, "token": "last"})
+    stages = massmerge.load(other).stages
+    assert {voter.token for voter in stages.voters} == {"last"}
+    router = stages.first.router.routers[0]
+    assert type(router) is kind
+    if reference == "newline":
+        ids = torch.tensor([model.tokenizer("\n").input_ids])
+        (neutral, *_) = stages.first.first_pass({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        z = torch.randn(3, router.stacked.shape[1])
+        assert torch.allclose(router(z), NeutralRouter(router.bases, neutral.rows)(z), atol=1e-5)
 
 
 # The command

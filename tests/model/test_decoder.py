@@ -179,6 +179,15 @@ def test_a_row_without_numbers_ends_with_an_error_and_the_others_go_on(model, ro
 # Text
 
 
+def test_options_that_leave_no_numbers_end_one_text_and_the_others_go_on(model):
+    decoder = model("gpt2").decoder()
+    row = prompts("gpt2")[4]
+    cold = decoder.prompt(row, given("a"), max_new_tokens=NEW, do_sample=True, temperature=1e-300)
+    bad, good = decoder.admit([cold, decoder.prompt(row, given("a"), max_new_tokens=NEW)])
+    ends = {piece.id: piece.end for piece in decoder.step()}
+    assert (ends[bad], decoder.running) == ("error", [good])
+
+
 def test_pieces_are_the_text_of_all_tokens_and_whole_characters():
     tokenizer = letter_tokenizer()
     decode = partial(tokenizer.decode, skip_special_tokens=True)

@@ -14,7 +14,7 @@ SRC = Path(__file__).parents[2] / "src" / "massmerge"
 FLOORS = (
     ("errors",),
     ("io", "linalg"),
-    ("recipe",),
+    ("recipe", "engines"),
     ("checkpoints", "routing"),
     ("bundle",),
     ("merging", "model"),

@@ -26,7 +26,15 @@ TERMINAL = {"as_json", "quiet", "verbose", "column", "plot", "dry_run", "strict"
 OTHER_NAMES = {
     "plan": {"tensors": "Plan.tensors"},
     "merge": {"suite": "choose_scale", "limit": "choose_scale"},
-    "predict": {"bundle": "load", "cache": "load", "tasks": "task", "out": "a list", "wanted": "a list"},
+    "predict": {
+        "bundle": "load",
+        "cache": "load",
+        "tasks": "task",
+        "out": "a list",
+        "wanted": "a list",
+        "engine": "Predictor",
+        "workers": "Predictor",
+    },
     "generate": {
         "bundle": "load",
         "cache": "load",
@@ -34,6 +42,8 @@ OTHER_NAMES = {
         "max_new_tokens": "options",
         "given": "options",
         "stream": "Model.generate_stream",
+        "chat": "messages",
+        "system": "messages",
     },
     "explain": {"bundle": "model", "tasks": "task"},
     "inspect": {"sites": "Model.sites"},

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 import massmerge
 from massmerge import Bundle, StaticModel, merge
 from massmerge.evaluation.from_recipe import open_answering
+from massmerge.evaluation.metrics import Given
 from massmerge.evaluation.scales import with_scale
 from massmerge.merging.open_recipe import open_recipe
 from massmerge.recipe import Recipe
@@ -19,6 +20,7 @@ from massmerge.research.studies.methods import method_rows
 from massmerge.research.studies.opening import open_studies
 from massmerge.research.studies.run import run_studies
 from massmerge.research.studies.scaling import counts
+from massmerge.research.studies.sceptic import standardised_choice
 from massmerge.research.studies.settings import StudySettings
 from massmerge.research.studies.statics import StaticMerge, static_recipe, subset
 from models import dense_expert
@@ -99,11 +101,44 @@ def test_mass_has_the_figures_of_its_own_answers(table, context, bundle):
 
 def test_the_base_and_the_experts_stand_beside_the_methods(table, context):
     rows = rows_of(table)
-    assert list(rows) == ["base", "task_arithmetic", "tsv_m", "smile_1", "mass", "mass, task given", "experts"]
+    assert list(rows) == [
+        "base",
+        "task_arithmetic",
+        "tsv_m",
+        "base, routed",
+        _routed(rows),
+        "smile_1",
+        "mass",
+        "mass, task given",
+        "experts",
+    ]
     assert rows["experts"]["task_given"]["tasks"] == context.references
     assert rows["experts"]["task_given"]["normalised"] == pytest.approx(1.0) or 0 in context.references.values()
     assert rows["base"]["of_the_base"] == pytest.approx(1.0, abs=0.05) and rows["experts"]["of_the_base"] > 2.8
     assert table["verdict"]["mass_value"] == rows["mass"]["task_unknown"]["mean"]
+
+
+def _routed(rows):
+    return f"{max(('task_arithmetic', 'tsv_m'), key=lambda name: rows[name]['task_given']['mean'])}, routed"
+
+
+def test_one_model_with_our_router_has_the_figures_of_its_own_answers(table, context, bundle):
+    model, rows = massmerge.load(bundle), rows_of(table)
+    once = rows["base, routed"]
+    assert once["task_unknown"]["tasks"] == shares(context, lambda x, task: model.predict(x, passes=1)[0])
+    assert once["task_given"]["tasks"] == rows["base"]["task_given"]["tasks"]
+    assert rows["base"]["bytes"] < once["bytes"] < rows["mass"]["bytes"]
+    static = rows[_routed(rows)]
+    assert static["task_given"] == rows[_routed(rows).removesuffix(", routed")]["task_given"]
+    assert any("One model with the same heads and the same router" in one for one in table["sentences"])
+
+
+def test_heads_are_compared_by_how_unusual_their_logits_are():
+    """Head a has the larger logits everywhere; standardised, an input goes to the head that is surer than usual."""
+    heads = [{"a": ("x", 12.0), "b": ("y", 0.0)}, {"a": ("x", 10.0), "b": ("z", 1.0)}]
+    assert standardised_choice(heads) == [Given("a", "x"), Given("b", "z")]
+    same = [{"a": ("x", 3.0), "b": ("y", 0.0)}, {"a": ("x", 3.0), "b": ("y", 1.0)}]
+    assert standardised_choice(same)[1] == Given("b", "y")
 
 
 def test_a_quick_run_does_not_call_itself_all_methods(table, out):

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from massmerge.routing.neutral import Neutral, NeutralRouter
+from massmerge.routing.neutral import NeutralRouter
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.routing.prototype import SHARE, SHARE_ALIKE, PrototypeRouter
 
@@ -36,7 +36,7 @@ def against(z, neutral, bases):
 @given(seeds)
 def test_a_task_counts_by_what_it_holds_beyond_its_share_of_neutral_activations(seed):
     bases, z, neutral = [orthonormal(4, seed + i) for i in range(3)], activations(seed), activations(seed + 1, 7)
-    router = NeutralRouter(bases, Neutral(neutral))
+    router = NeutralRouter(bases, neutral)
     expected = against(z, neutral, bases)
     assert torch.allclose(router(z), -expected.sqrt(), rtol=1e-4)
     assert torch.allclose(router.lift(z, router(z)), expected, rtol=1e-4)
@@ -46,7 +46,7 @@ def test_a_task_counts_by_what_it_holds_beyond_its_share_of_neutral_activations(
 def test_learned_subspaces_keep_the_order_of_their_residuals_and_the_best_its_level(seed):
     bases, z, neutral = [orthonormal(4, seed + i) for i in range(5)], activations(seed), activations(seed + 1, 7)
     own = ProjectionRouter([orthonormal(6, seed + 10 + i) for i in range(3)])
-    found, held = NeutralRouter(bases, Neutral(neutral), [0, 2, 3], own)(z), -against(z, neutral, bases).sqrt()
+    found, held = NeutralRouter(bases, neutral, [0, 2, 3], own)(z), -against(z, neutral, bases).sqrt()
     residuals = own(z)
     for row, (scores, plain, left) in enumerate(zip(found, held, residuals, strict=True)):
         assert torch.equal(scores[[0, 2, 3]].argsort(), left.argsort()), row
@@ -59,20 +59,18 @@ def test_a_task_that_holds_more_of_everything_has_no_advantage():
     greedy = torch.nn.functional.normalize(own[1] + common, dim=1)
     z, neutral = 3 * common + own[0], (3 * common).expand(4, D) + 0.1 * activations(1)
     assert ProjectionRouter([own[0], greedy])(z).argmin() == 1
-    assert NeutralRouter([own[0], greedy], Neutral(neutral))(z).argmin() == 0
+    assert NeutralRouter([own[0], greedy], neutral)(z).argmin() == 0
 
 
 def test_a_task_that_changes_nothing_is_the_last():
-    found = NeutralRouter([orthonormal(4, 1), torch.zeros(0, D)], Neutral(activations(2)))(activations(3))
+    found = NeutralRouter([orthonormal(4, 1), torch.zeros(0, D)], activations(2))(activations(3))
     assert bool((found[:, 0] < found[:, 1]).all())
     assert bool(found.isfinite().all())
 
 
 def test_an_activation_of_zeros_gives_finite_scores():
     own = ProjectionRouter([orthonormal(4, 1), orthonormal(4, 2)])
-    found = NeutralRouter([orthonormal(4, i) for i in range(1, 4)], Neutral(activations(2)), [0, 1], own)(
-        torch.zeros(2, D)
-    )
+    found = NeutralRouter([orthonormal(4, i) for i in range(1, 4)], activations(2), [0, 1], own)(torch.zeros(2, D))
     assert bool(found.isfinite().all())
 
 
@@ -82,15 +80,6 @@ def test_prototypes_count_more_beside_subspaces_that_look_random():
     z, owners = torch.randn(20, D), torch.arange(2).repeat(10)
     plain, neutral = (
         PrototypeRouter.fit(z, owners, router)["scales"][1]
-        for router in (ProjectionRouter(bases), NeutralRouter(bases, Neutral(torch.randn(8, D))))
+        for router in (ProjectionRouter(bases), NeutralRouter(bases, torch.randn(8, D)))
     )
     assert torch.isclose(neutral / plain, torch.tensor(SHARE_ALIKE / SHARE))
-
-
-@given(seeds)
-def test_an_input_is_compared_with_the_neutral_one_that_is_most_like_it(seed):
-    bases, z, neutral = [orthonormal(4, seed + i) for i in range(3)], activations(seed), activations(seed + 1, 2)
-    found = NeutralRouter(bases, Neutral(neutral, nearest=True))(z)
-    for row, scores in zip(z, found, strict=True):
-        nearest = max(neutral, key=lambda one: float(row @ one / one.norm()))
-        assert torch.allclose(scores, -against(row[None], nearest[None], bases)[0].sqrt(), rtol=1e-3)

@@ -9,6 +9,7 @@ from massmerge.routing.separation import (
     _ALIKE,
     clearly_apart,
     delta_cosines,
+    own_starts,
     random_adapters,
     routing_targets,
     separation,
@@ -109,6 +110,13 @@ def test_adapters_look_random_beside_full_fine_tunes_that_do_not():
     found = separation([[*learned, basis(12, 128, 7), basis(12, 128, 8)]])
     assert random_adapters(found, ["full", "full", "adapter", "adapter"]) == [2, 3]
     assert random_adapters(found, ["adapter", "adapter", "full", "full"]) == []
+
+
+def test_adapters_of_one_start_have_none_of_their_own():
+    shared = basis(8, 64, 1)
+    moved = torch.linalg.qr((shared + 0.01 * torch.randn(8, 64)).mT)[0].mT
+    found = separation([[basis(8, 64, 0), shared, moved, basis(8, 64, 2)]])
+    assert own_starts(found, ["adapter", "adapter", "adapter", "full"]) == [0]
 
 
 def test_directions_that_alike_tasks_share_are_taken_out():

@@ -11,23 +11,16 @@ import pytest
 
 import massmerge
 from massmerge.model.decode import StepDecoder
-from models import write_recipe
 from serving import holding, wait_for
-from writers import TEMPLATE, letter_tokenizer, make_chat_writers
+from writers import chat_bundle
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "system", "content": "a b"}, {"role": "user", "content": "free prize c"}]
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("chat")
-    make_chat_writers(folder)
-    tokenizer = letter_tokenizer()  # a token a letter, which stop strings can cut
-    tokenizer.chat_template, tokenizer.model_max_length = TEMPLATE, 200
-    tokenizer.save_pretrained(folder / "base")
-    massmerge.merge(write_recipe(folder, list("abc")), folder / "writers")
-    return folder / "writers"
+def bundle(root):
+    return chat_bundle(root)
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,17 @@
 
 import re
 import shutil
+import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from PIL import Image
 
+from massmerge.model.decode import StepDecoder
 from models import image_bundle, text_bundle
-from serving import KEY, serving
+from serving import KEY, holding, serving, wait_for
+from writers import chat_bundle
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -271,6 +274,85 @@ def test_a_server_that_is_gone_is_told_to_a_person(tab, text_url):
     tab.context.set_offline(False)
     tab.get_by_role("button", name="Try again").click()
     tab.locator(".answer").wait_for()
+
+
+# Texts that are written, and tasks alone
+
+
+@needs_chromium
+def test_a_text_is_shown_while_it_is_written_and_can_be_stopped(tab, root, monkeypatch):
+    steps, step = threading.Semaphore(0), StepDecoder.step
+    with holding(monkeypatch, bundle=chat_bundle(root), max_new_tokens=12) as held:
+        monkeypatch.setattr(StepDecoder, "step", lambda self: steps.acquire(timeout=30) and step(self))
+        tab.goto(f"{held.client.base_url}/")
+        tab.get_by_role("textbox", name="Text").fill("free prize")
+        tab.keyboard.press("Control+Enter")
+        steps.release(3)
+        written = tab.locator(".written")
+        tab.locator(".written", has_text=re.compile(r"..", re.DOTALL)).wait_for()
+        task = tab.locator(".of-task strong").inner_text()
+        assert task in "abc" and "%" in tab.locator(".sure").inner_text()
+        so_far = written.inner_text()
+        tab.get_by_role("button", name="Stop").click()
+        tab.locator(".used", has_text="stopped").wait_for()
+        steps.release(1000)
+        wait_for(lambda: not held.service.writer._running)
+        tab.get_by_role("textbox", name="Text").fill("the team")
+        tab.keyboard.press("Control+Enter")
+        tab.locator(".used", has_text="written").wait_for()
+        tab.locator("#history button").nth(1).click()
+        assert written.inner_text().startswith(so_far) and "free prize" in tab.locator(".asked").inner_text()
+
+
+@needs_chromium
+def test_a_service_that_only_routes_shows_tasks(tab, root, monkeypatch):
+    with holding(monkeypatch, bundle=text_bundle(root), route_only=True) as held:
+        tab.goto(f"{held.client.base_url}/")
+        answer = answer_to(tab, "win a free prize now")
+        assert answer.locator(".label").inner_text() in ("spam", "topic", "mood")
+        assert answer.locator("tbody tr").count() == 3 and not tab.locator("#task").is_visible()
+
+
+@needs_chromium
+def test_a_second_look_is_explained(tab, text_url):
+    open_texts(tab, text_url)
+    answer_to(tab, "the team scored a late goal")
+    assert tab.locator(".look").count() == 0
+
+    def again(route):
+        body = route.fetch().json()
+        body["predictions"][0]["explain"] |= {"site": "O0.cls M3.cls", "confidences": {"spam": 0.9, "mood": 0.4}}
+        route.fulfill(json=body)
+
+    tab.route("**/v1/predict", again)
+    said = answer_to(tab, "win a free prize now").locator(".look").inner_text()
+    assert "second look" in said and "spam 90" in said and said.index("spam") < said.index("mood")
+
+
+# People who use other means than eyes and a mouse
+
+
+@needs_chromium
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_fault_in_any_view(browser, text_url, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
+    with browser.new_context(viewport={"width": 390, "height": 800}, color_scheme=scheme) as context:
+        page = context.new_page()
+        page.goto(text_url)
+        page.get_by_label("API key").wait_for()
+        found = faults(axe, page)
+        open_texts(page, text_url)
+        answer_to(page, "the team scored a late goal").locator("summary").first.click()
+        found |= faults(axe, page)
+        page.get_by_role("link", name="Bundle").click()
+        page.locator(".tasks").wait_for()
+        assert found | faults(axe, page) == set()
+
+
+def faults(axe, page):
+    """Rules of accessibility that the page breaks, with the places."""
+    broken = axe.run(page).response["violations"]
+    return {f"{rule['id']}: {node['html'][:120]}" for rule in broken for node in rule["nodes"]}
 
 
 # Images

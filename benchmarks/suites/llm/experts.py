@@ -52,7 +52,7 @@ def make_expert(task: str, kind: Kind, steps: int | None = None) -> Path:
         return target
     base = make_base()
     tokenizer = AutoTokenizer.from_pretrained(base)
-    make_data(task, tokenizer)
+    make_data(task)
     prompts, answers = read_split(data_folder(form_of(kind), task), "train", "text")
     rows = [encoded(tokenizer, *pair) for pair in zip(prompts, answers, strict=True)]
     torch.manual_seed(crc32(f"{kind} {task}".encode()))

@@ -13,7 +13,6 @@ from benchmarks.suites.recipes import read_metrics, write_pair
 
 SETS: dict[str, tuple[str, ...]] = {kind: tuple(TASKS) for kind in KINDS}
 NEW_TOKENS = 12
-TEST_ROWS = 30
 
 
 def kind_of(name: str, task: str) -> Kind:
@@ -30,8 +29,9 @@ def write_files(name: str, tasks: Sequence[str]) -> tuple[Path, Path]:
 
 
 def recipe(kind: Kind, tasks: Sequence[str]) -> dict[str, Any]:
-    """A recipe with defaults only, so that what is measured is what a user gets."""
-    return {"base": "base", "tasks": [{"name": task, "expert": f"experts_{kind}/{task}"} for task in tasks]}
+    """A recipe with defaults only, so that what is measured is what a user gets; bare texts are named as such."""
+    router = {"router": {"reference": "newline"}} if form_of(kind) == "bare" else {}
+    return {"base": "base", "tasks": [{"name": task, "expert": f"experts_{kind}/{task}"} for task in tasks], **router}
 
 
 def suite(name: str, kind: Kind, tasks: Sequence[str]) -> dict[str, Any]:

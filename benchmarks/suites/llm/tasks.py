@@ -13,15 +13,17 @@ from typing import Any, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from transformers import AutoTokenizer
 
-from benchmarks.suites.llm.backbone import folder
+from benchmarks.suites.llm.backbone import folder, make_base
 from benchmarks.suites.splits import SPLITS, Caps, read_split, write_task
 from benchmarks.suites.text import tasks as text
+from massmerge.errors import InputError
 
 Form = Literal["chat", "reworded", "plain", "bare"]
 """Prompts in the chat format with the instruction, with another one, without any; and the bare input."""
 FORMS: tuple[Form, ...] = get_args(Form)
-ROWS = {"train": 640, "validation": 60, "test": 60}
+ROWS = {"train": 640, "validation": 60, "test": 30}
 WORDS, CHARACTERS = 24, 140  # of an input; a training step takes as long as its longest prompt
 
 
@@ -105,10 +107,11 @@ def data_folder(form: str, task: str) -> Path:
     return folder() / "data" / form / task
 
 
-def make_data(name: str, tokenizer: Any) -> None:
+def make_data(name: str) -> None:
     """The task's rows in every form: columns `text`, the prompt, and `label`, the answer. Made when first asked for."""
     if (data_folder(FORMS[-1], name) / "data.json").is_file():
         return
+    tokenizer = AutoTokenizer.from_pretrained(make_base())
     rows = {split: _pairs(name, split)[: ROWS[split]] for split in SPLITS}
     for form in FORMS:
         target = data_folder(form, name)
@@ -149,7 +152,10 @@ def shortened(one: str, end: bool = False) -> str:
 
 def choose(names: str | None) -> Sequence[str]:
     """Task names from a comma-separated list; all of them without one."""
-    return [name.strip() for name in names.split(",")] if names else list(TASKS)
+    chosen = [name.strip() for name in names.split(",")] if names else list(TASKS)
+    if unknown := [name for name in chosen if name not in TASKS]:
+        raise InputError(f"no such task: {', '.join(unknown)}. The tasks are {', '.join(TASKS)}.")
+    return chosen
 
 
 def _pairs(name: str, split: str) -> list[tuple[str, str]]:

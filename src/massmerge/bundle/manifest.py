@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -29,15 +29,22 @@ from massmerge.io.tensor_file import read_header
 from massmerge.io.untrusted import CONFIGS, refuse_code
 
 _MANIFEST_LIMIT = 100_000_000  # bytes
+FileEntry = dict[str, int | str]
+"""Size and checksums of a file."""
 
 
-def write_manifest(folder: Path, data: dict[str, Any]) -> None:
-    """Write the manifest of a complete folder, with size and checksums of every file in it."""
+def write_manifest(folder: Path, data: dict[str, Any], known: Mapping[str, FileEntry] | None = None) -> None:
+    """Write the manifest of a complete folder, with size and checksums of every file in it.
+
+    Args:
+        folder: the folder.
+        data: what else the manifest says.
+        known: what is known of some of its files already.
+    """
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
-    files = {p.relative_to(folder).as_posix(): {"bytes": p.stat().st_size, "sha256": file_sha256(p)} for p in paths}
-    for name in filter(holds_tensors, files):
-        with (folder / name).open("rb") as file:
-            files[name]["xxh128"] = xxh128_of(file)
+    names = {p.relative_to(folder).as_posix(): p for p in paths}
+    given = known or {}
+    files = {name: given[name] if name in given else file_entry(path, name) for name, path in names.items()}
     least = LAYERED_FORMAT if any(map(_layered, paths)) else FIRST_FORMAT
     data = {**data, "format_version": max(least, data.get("format_version", least))}
     sign_manifest(folder, {**data, "files": files})
@@ -46,6 +53,15 @@ def write_manifest(folder: Path, data: dict[str, Any]) -> None:
 def _layered(path: Path) -> bool:
     """Whether a file describes a head of several layers."""
     return path.name == LINEAR and "layers" in json.loads(path.read_text(encoding="utf-8"))
+
+
+def file_entry(path: Path, name: str) -> FileEntry:
+    """What a manifest says of a file, which is called `name` in it."""
+    entry: FileEntry = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    if holds_tensors(name):
+        with path.open("rb") as file:
+            entry["xxh128"] = xxh128_of(file)
+    return entry
 
 
 def sign_manifest(folder: Path, data: dict[str, Any]) -> None:

@@ -2,26 +2,23 @@
 
 .out.partial/
   fingerprint     what is being merged; a different merge starts over
-  parts/          one file a finished tensor; its name ends in a checksum of the merge and the file's bytes
+  parts/          see `parts.py`: one file a finished tensor, and drafts
 """
 
 from __future__ import annotations
 
 import shutil
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from torch import Tensor
-
 from massmerge.bundle.layout import LEFT_OVER, MANIFEST
 from massmerge.bundle.manifest import find_damage, read_manifest
+from massmerge.bundle.parts import Parts
 from massmerge.bundle.work_folder import Busy, WorkFolder, in_words
 from massmerge.errors import InputError, listing
-from massmerge.io.checksums import file_sha256
-from massmerge.io.tensor_file import TensorInfo, read_header, write_tensors
+from massmerge.io.sealed import key_of
 
 _MARK, _PARTS = "fingerprint", "parts"
 
@@ -37,9 +34,9 @@ class MergeFolder(WorkFolder):
     def __init__(self, target: Path, fingerprint: str) -> None:
         super().__init__(target)
         self._fingerprint = fingerprint
-        self._finished: dict[int, Path] = {}
-        self.damaged: list[int] = []
-        """Tensors whose parts an earlier run has finished and the disk has not kept."""
+        self.parts = Parts(self.path / _PARTS, fingerprint)
+        self.damaged: list[str] = []
+        """Keys of parts that an earlier run has finished and the disk has not kept."""
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -60,33 +57,13 @@ class MergeFolder(WorkFolder):
         parts.mkdir(exist_ok=True)
         found = sorted(parts.iterdir())
         with ThreadPoolExecutor() as pool:
-            for path, sealed in zip(found, pool.map(self._sealed, found), strict=True):
-                index = path.name.partition("-")[0]
-                if path.name == sealed:
-                    self._finished[int(index)] = path
+            for path, key in zip(found, pool.map(self.parts.whole, found), strict=True):
+                if key is not None:
+                    self.parts.names[key] = path.name
                 else:
                     path.unlink()
-                    self.damaged += [int(index)] if index.isdigit() else []  # else it is a draft
-
-    def _sealed(self, path: Path, index: str | None = None) -> str:
-        """The name that a part has by its bytes. The fingerprint is sealed in, so no other merge takes it for its own."""
-        index = index or path.name.partition("-")[0]
-        return f"{index}-{file_sha256(path, self._fingerprint.encode())}.safetensors"
-
-    def finished(self, index: int) -> bool:
-        """Whether the tensor's part is there."""
-        return index in self._finished
-
-    def finish(self, index: int, tensors: dict[str, Tensor]) -> None:
-        """Keep a tensor's part; it appears whole or not at all."""
-        draft = self.path / _PARTS / f"{uuid.uuid4().hex}.draft"
-        write_tensors(draft, tensors)
-        # Not synced: a part that a loss of power has spoilt does not match its name, and is made again.
-        self._finished[index] = draft.replace(draft.with_name(self._sealed(draft, f"{index:06d}")))
-
-    def header(self, index: int) -> dict[str, TensorInfo]:
-        """What a part holds."""
-        return read_header(self._finished[index])
+                    spoilt = key_of(path)  # none of a draft
+                    self.damaged += [spoilt] if spoilt is not None else []
 
     def discard(self) -> None:
         """Remove everything that the merge made."""

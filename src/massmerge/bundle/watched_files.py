@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
 
+from massmerge.bundle.checksum_job import checksums
 from massmerge.bundle.layout import MANIFEST
 from massmerge.bundle.manifest import read_manifest
 from massmerge.checkpoints import Source
+from massmerge.engines.job import Engine
+from massmerge.engines.local import LocalEngine
 from massmerge.errors import InputError, MassError
 from massmerge.io.checksums import file_sha256
 
@@ -28,6 +31,17 @@ _COARSE = (
 class _Watched:
     who: str
     stamp: _Stamp
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class SeenFile:
+    """A file as one process has seen it."""
+
+    path: Path
+    size: int
+    written: int
+    """Time of the last write, in nanoseconds."""
     sha256: str | None
 
 
@@ -48,7 +62,7 @@ class SourceFiles:
         """Those of a bundle, with the checksums of its manifest."""
         files, manifest = cls(), read_manifest(folder)
         files.add("the bundle", folder / MANIFEST)
-        files.sums([folder / MANIFEST], 1)
+        files.sums([folder / MANIFEST], LocalEngine(1))
         for name, entry in manifest["files"].items():
             files.add("the bundle", folder / name, entry["sha256"])
         return files
@@ -64,7 +78,7 @@ class SourceFiles:
         if path.is_file():  # else somebody else says that it is missing
             self._files.setdefault(path, _Watched(who, _stamp(path), sha256))
 
-    def sums(self, paths: Iterable[Path], workers: int) -> list[str]:
+    def sums(self, paths: Iterable[Path], engine: Engine) -> list[str]:
         """The checksums of files, which must be the same from now on.
 
         Raises:
@@ -73,13 +87,38 @@ class SourceFiles:
         paths = list(paths)
         for path in paths:
             self.add("the recipe", path)
-        with ThreadPoolExecutor(workers) as pool:
-            found = list(pool.map(file_sha256, paths))
+        found = checksums(paths, engine)
         for path, sha256 in zip(paths, found, strict=True):
             if _stamp(path) != self._files[path].stamp:
                 raise MassError(f"{path}: changed while it was being opened. Run the same command again.")
             self._files[path].sha256 = sha256
         return found
+
+    def seen(self) -> tuple[SeenFile, ...]:
+        """What another machine must see too."""
+        return tuple(SeenFile(path, file.stamp[0], file.stamp[1], file.sha256) for path, file in self._files.items())
+
+    def refuse_others(self, seen: Iterable[SeenFile]) -> None:
+        """Refuse files that are not those that another process has seen, and take over what it knows of them.
+
+        Size and time of the last write tell; a file that was copied at another time is read.
+
+        Raises:
+            InputError: a file is missing, or is another one.
+        """
+        for file in seen:
+            own = self._files.get(file.path)
+            if own is None or not file.path.is_file():
+                if not file.path.is_file():
+                    raise InputError(f"{file.path}: not there on {platform.node()}. Workers need the same paths.")
+                continue
+            same = own.stamp[:2] == (file.size, file.written)
+            if not same and (own.stamp[0] != file.size or file_sha256(file.path) != file.sha256):
+                raise InputError(
+                    f"{file.path}: on {platform.node()} is not the file that the merge was planned with. Give every "
+                    "worker the same files."
+                )
+            own.sha256 = file.sha256
 
     def settled(self, action: Callable[[], _T]) -> _T:
         """Do something that reads the files; again if one was rewritten during that, even with the same bytes.

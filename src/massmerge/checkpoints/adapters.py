@@ -1,4 +1,4 @@
-"""LoRA adapters as experts: the update is used as the two thin matrices that it is."""
+"""LoRA adapters as experts: the update is used as the two thin matrices that it is; DoRA's, of full rank, is formed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from massmerge.io.tensor_file import TensorInfo
 ADAPTER_CONFIG = "adapter_config.json"
 # Options under which the update is not `base + scale · B A`, or the base's own weights were changed.
 _OTHER_KINDS = (
-    "use_dora", "use_qalora", "use_bdlora", "layer_replication", "target_parameters", "megatron_config",
+    "use_qalora", "use_bdlora", "layer_replication", "target_parameters", "megatron_config",
     "trainable_token_indices", "alora_invocation_tokens", "arrow_config", "kasa_config", "monteclora_config",
 )  # fmt: skip
 # These start from a base whose weights were replaced by what the adapter leaves over.
@@ -47,11 +47,13 @@ class LoraPair:
     embedding: bool = False
     bias: str | None = None
     """What is added to the layer's bias, times the same factor (`lora_bias`)."""
+    magnitude: str | None = None
+    """Of DoRA: the length that each row of the updated matrix is given, so that the update has full rank."""
 
 
 @dataclass(frozen=True)
 class AdapterExpert:
-    """A PEFT adapter: LoRA or rsLoRA, with what it saved whole."""
+    """A PEFT adapter: LoRA, rsLoRA or DoRA, with what it saved whole."""
 
     source: Source
     skeleton: Skeleton
@@ -74,11 +76,21 @@ class AdapterExpert:
     def rank_limit(self, name: str) -> int | None:
         """The adapter's rank at that tensor."""
         pair = self.pairs.get(name)
-        return None if pair is None else min(self.store.infos[pair.a].shape[0], *_matrix(self.base.slots[name]))
+        full = pair is None or pair.magnitude is not None
+        return None if pair is None or full else min(self.store.infos[pair.a].shape[0], *_matrix(self.base.slots[name]))
 
     def read(self, name: str) -> ExpertTensor:
         """The two matrices, the tensor that the adapter saved whole, or a bias with what is added to it."""
-        return self._pair(name) if name in self.pairs else FullTensor(self._whole(name))
+        if name not in self.pairs:
+            return FullTensor(self._whole(name))
+        update, magnitude = self._pair(name), self.pairs[name].magnitude
+        return update if magnitude is None else FullTensor(self._rescaled(name, update, magnitude))
+
+    def _rescaled(self, name: str, update: LowRank, magnitude: str) -> Tensor:
+        """A matrix of DoRA: base and update, with rows of the lengths that the adapter has learnt."""
+        rows = self.base.read(name).float() + update.b @ update.a
+        lengths = self.store.read(magnitude).float().reshape(-1, 1)
+        return rows * (lengths / rows.norm(dim=1, keepdim=True))
 
     @property
     def at_hand(self) -> bool:
@@ -200,8 +212,9 @@ def _refuse_other_kinds(config: dict[str, Any]) -> None:
     if _CHANGED_BASE.search(start):
         used.append(f"init_lora_weights: {start}")
     if used:
-        kinds = "DoRA" if used == ["use_dora"] else f"LoRA with {', '.join(used)}"
-        raise InputError(f"is a {kinds} adapter, which is not a plain low-rank update. Merge it into a full model.")
+        raise InputError(
+            f"is a LoRA adapter with {', '.join(used)}, which is not a plain low-rank update. Merge it into a full model."
+        )
 
 
 class _AutoMapping(BaseModel):
@@ -214,6 +227,7 @@ class _Options(BaseModel):
     lora_alpha: _Number = 8
     alpha_pattern: dict[Annotated[str, Field(max_length=_PATTERN_LIMIT)], _Number] | None = None
     use_rslora: bool | None = None
+    use_dora: bool | None = None
     auto_mapping: _AutoMapping | None = None
     task_type: str | None = None
 
@@ -271,7 +285,7 @@ def _plain_name(key: str) -> str:
 
 
 def _lora_part(name: str) -> re.Match[str] | None:
-    return re.fullmatch(r"(?P<module>.+)\.lora_(embedding_)?(?P<part>[AB]|B\.bias)(\.weight)?", name)
+    return re.fullmatch(r"(?P<module>.+)\.lora_(embedding_)?(?P<part>[AB]|B\.bias|magnitude_vector)(\.weight)?", name)
 
 
 def _task_skeleton(
@@ -328,9 +342,14 @@ def _find_pairs(
         else:
             rank, alpha = store.infos[keys["A"]].shape[0], alphas.of(module)
             scale = alpha / math.sqrt(rank) if options.use_rslora else alpha / rank
-            pair = LoraPair(keys["B"], keys["A"], scale, "embedding_A" in keys["A"], keys.get("B.bias"))
+            embedding, magnitude = "embedding_A" in keys["A"], keys.get("magnitude_vector")
+            pair = LoraPair(keys["B"], keys["A"], scale, embedding, keys.get("B.bias"), magnitude)
             shape = _update_shape(pair, store)
-            if shape == slot.matrix:
+            if options.use_dora and (slot.kind != "linear" or magnitude is None):
+                complaints.append(
+                    f"{module}: DoRA is read of linear layers, with their magnitudes. Merge it into a full model"
+                )
+            elif shape == slot.matrix:
                 pairs[slot.name] = pair
             else:
                 complaints.append(f"{module}: updates a {shape} matrix, the base's is {slot.matrix}")
@@ -344,6 +363,8 @@ def _shape_fault(keys: Mapping[str, str], store: Store) -> str | None:
         return f"its matrices, {b} and {a}, cannot be multiplied"
     if not a[0]:
         return "its rank is 0"
+    if "magnitude_vector" in keys and math.prod(store.infos[keys["magnitude_vector"]].shape) != b[0]:
+        return f"its magnitudes, {store.infos[keys['magnitude_vector']].shape}, do not fit {b}"
     if "B.bias" in keys and store.infos[keys["B.bias"]].shape != b[:1]:
         return f"its bias, {store.infos[keys['B.bias']].shape}, does not fit {b}"
     return None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from massmerge.checkpoints.skeleton import Kind, Slot, from_matrix, to_matrix
 from massmerge.errors import InputError
+from massmerge.io.placement import moved
 from massmerge.linalg.factors import Factors, energy_rank, lora_svd, remaining_energy, truncated_svd
 
 _NOISE = 1e-6
@@ -30,6 +31,9 @@ class Kept(NamedTuple):
 
 class ExpertTensor(ABC):
     """One tensor as an expert gives it, whatever the expert was stored as."""
+
+    needs_base = True
+    """Whether the delta is known from the base's tensor only."""
 
     @property
     @abstractmethod
@@ -53,6 +57,10 @@ class ExpertTensor(ABC):
         Returns:
             None where the delta is zero.
         """
+
+    def to(self, device: torch.device) -> Self:
+        """The same on a device."""
+        return self if device.type == "cpu" else moved(self, device)
 
     def delta(self, base: Tensor, slot: Slot) -> Tensor:
         """The delta in float32, in the tensor's own shape."""
@@ -103,6 +111,7 @@ class LowRank(ExpertTensor):
 
     b: Tensor
     a: Tensor
+    needs_base = False
 
     @property
     def parts(self) -> tuple[Tensor, ...]:

@@ -11,7 +11,7 @@ from massmerge.bundle.download import refuse_hub
 from massmerge.bundle.merge_folder import recover
 from massmerge.bundle.reader import Bundle
 from massmerge.cli.calibrate import good, task_inputs
-from massmerge.cli.common import counting, print_json, table, verb
+from massmerge.cli.common import counting, placement_options, print_json, table, verb
 from massmerge.cli.merged import refuse_inside
 from massmerge.errors import InputError
 from massmerge.io.rows import is_file_or_folder, read_inputs
@@ -28,9 +28,11 @@ RESERVOIR = ".safetensors"
 @click.option("--check", multiple=True, metavar="TASK=PATH",
               help="Inputs whose task is known, to judge by. Repeat for each task.")  # fmt: skip
 @click.option("--count", type=click.IntRange(min=1), default=MOST, show_default=True, help="Inputs at most.")
+@placement_options
 @verb
 def adapt(
-    bundle: str, inputs: tuple[str, ...], column: str | None, check: tuple[str, ...], count: int, as_json: bool, quiet: bool
+    bundle: str, inputs: tuple[str, ...], column: str | None, check: tuple[str, ...], count: int, device: str, dtype: str,
+    as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Adapt BUNDLE to INPUTS: files, folders or tables of mixed inputs without names, or the reservoir of a service.
 
@@ -48,7 +50,8 @@ def adapt(
         raise InputError("give one reservoir, or files of inputs.")
     rows: Iterator[object] = (good(row.item) for row in read_inputs(list(inputs), image=image, column=column))
     with counting(quiet or as_json, "input") as step:
-        done = fit(bundle, Path(reservoirs[0]) if reservoirs else rows, check=named, count=count, progress=step)
+        given = Path(reservoirs[0]) if reservoirs else rows
+        done = fit(bundle, given, check=named, count=count, device=device, dtype=dtype, progress=step)
     if as_json:
         print_json(done.plain())
     elif not quiet:

@@ -27,7 +27,8 @@ from massmerge.merging.run import check_target
 @verb
 def add(
     bundle: str, tasks: tuple[str, ...], inputs: tuple[str, ...], column: str | None, out: str | None,
-    workers: int | None, overwrite: bool, strict: bool, dry_run: bool, as_json: bool, quiet: bool,
+    workers: int | None, engine: str | None, overwrite: bool, strict: bool, dry_run: bool, device: str, dtype: str,
+    as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Add tasks to BUNDLE, without the experts of its other tasks.
 
@@ -44,11 +45,14 @@ def add(
     else:
         refuse_inside(out or bundle)
         work = partial(
-            run_add, bundle, given, folder=folder, out=out, workers=workers, overwrite=overwrite, strict=strict
-        )
+            run_add, bundle, given, folder=folder, out=out, workers=workers, engine=engine, overwrite=overwrite,
+            strict=strict, device=device,
+        )  # fmt: skip
         kind = kind_again(bundle)
         summary = run_shown(work, quiet=quiet or as_json)
-        calibrated = calibrate_by_recipe(out or bundle, folder, quiet=quiet or as_json, kind=kind)
+        calibrated = calibrate_by_recipe(
+            out or bundle, folder, quiet=quiet or as_json, kind=kind, device=device, dtype=dtype
+        )
         if calibrated is not None:
             summary["calibration"] = calibrated.plain()
         show_written(out or bundle, summary, as_json=as_json, quiet=quiet)

@@ -79,7 +79,9 @@ def task_inputs(entries: Iterable[str], *, image: bool, column: str | None) -> d
     return found
 
 
-def calibrate_by_recipe(out: str, folder: Path, *, quiet: bool, kind: str = "auto") -> Calibration | None:
+def calibrate_by_recipe(
+    out: str, folder: Path, *, quiet: bool, kind: str = "auto", device: str = "auto", dtype: str = "auto"
+) -> Calibration | None:
     """Fit a router on the inputs that a bundle's recipe names, and on what it keeps of those of an earlier calibration.
 
     None if there is neither of a task, or if a router is fitted already.
@@ -89,6 +91,8 @@ def calibrate_by_recipe(out: str, folder: Path, *, quiet: bool, kind: str = "aut
         folder: what relative paths of the recipe start from.
         quiet: show no progress.
         kind: of the router.
+        device: where to run.
+        dtype: the type to run in.
     """
     found = Bundle(out, check=False)
     tasks = found.recipe.tasks
@@ -105,7 +109,7 @@ def calibrate_by_recipe(out: str, folder: Path, *, quiet: bool, kind: str = "aut
     }
     try:
         with counting(quiet, "step") as step:
-            return fit(out, rows, kind=kind, progress=step)
+            return fit(out, rows, kind=kind, device=device, dtype=dtype, progress=step)
     except InputError as error:
         if not kept:
             raise

@@ -34,6 +34,12 @@ tasks_option = click.option(
 batch_size_option = click.option(
     "--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Inputs per batch."
 )
+engine_option = click.option(
+    "--engine", metavar="local|ray|ray://HOST:PORT", help="Where the work runs; threads of this process by default."
+)
+device_option = click.option(
+    "--device", default="auto", show_default=True, help="Where to compute: cpu, cuda:1, mps; auto takes a GPU."
+)
 cache_option = click.option(
     "--cache", default="0", show_default=True, help="Memory for dense weights of frequent sets, such as 512MB."
 )
@@ -41,13 +47,10 @@ cache_option = click.option(
 
 def placement_options(function: _F) -> _F:
     """Add `--device` and `--dtype`."""
-    device = click.option(
-        "--device", default="auto", show_default=True, help="Where to compute: cpu, cuda:1, mps; auto takes a GPU."
-    )
     dtype = click.option(
-        "--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Type to compute in."
+        "--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Type to run models in."
     )
-    return device(dtype(function))
+    return device_option(dtype(function))
 
 
 def verb(function: _F) -> _F:

@@ -9,7 +9,16 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from massmerge.cli.common import batch_size_option, cache_option, plural, print_json, table, verb
+from massmerge.cli.common import (
+    batch_size_option,
+    cache_option,
+    engine_option,
+    placement_options,
+    plural,
+    print_json,
+    table,
+    verb,
+)
 from massmerge.errors import InputError
 from massmerge.evaluation.evaluate import evaluate
 from massmerge.evaluation.prepared import PreparedEvaluation, prepare_evaluation
@@ -22,6 +31,7 @@ from massmerge.evaluation.summary import (
     mean_table,
     mistakes,
     routing_advice,
+    second_pass_advice,
     task_table,
     title_of,
 )
@@ -46,9 +56,14 @@ _SHOWN_FAILURES = 5
 @click.option("--unknown", multiple=True, metavar="KIND=LIMIT",
               help="When to abstain, instead of the recipe's limits, such as lift=1.1. May be repeated.")  # fmt: skip
 @cache_option
+@engine_option
+@click.option("--workers", type=click.IntRange(min=1), help="With --engine: models that answer at the same time.")
+@placement_options
 @click.option("--oracle/--no-oracle", default=True, show_default=True,
               help="Also answer with the task given, to show what routing costs.")  # fmt: skip
-@click.option("--experts", is_flag=True, help="Measure each task's own expert on the same rows.")
+@click.option(
+    "--experts", is_flag=True, help="Measure each task's own expert, and the base with these heads, on the same rows."
+)
 @click.option(
     "--folder",
     type=click.Path(file_okay=False),
@@ -60,8 +75,9 @@ _SHOWN_FAILURES = 5
 @verb
 def eval_(
     bundle: str, suite: str, tasks: tuple[str, ...], split: str | None, limit: int | None, seed: int, router: str | None,
-    route: Any, batch_size: int, unknown: tuple[str, ...], cache: str, oracle: bool, experts: bool, folder: str | None,
-    report: str | None, card: bool, dry_run: bool, as_json: bool, quiet: bool,
+    route: Any, batch_size: int, unknown: tuple[str, ...], cache: str, engine: str | None, workers: int | None,
+    device: str, dtype: str, oracle: bool, experts: bool, folder: str | None, report: str | None, card: bool,
+    dry_run: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Measure BUNDLE, or a static merge, on the labelled data of SUITE.
 
@@ -82,8 +98,8 @@ def eval_(
 
     found = evaluate(
         bundle, suite, tasks=tasks, split=split, limit=limit, seed=seed, router=router, route=route,
-        batch_size=batch_size, unknown=limits, cache=cache, oracle=oracle, experts=experts, folder=folder,
-        report=report, card=card, progress=progress,
+        batch_size=batch_size, unknown=limits, cache=cache, engine=engine, workers=workers, device=device, dtype=dtype,
+        oracle=oracle, experts=experts, folder=folder, report=report, card=card, progress=progress,
     )  # fmt: skip
     if as_json:
         print_json(found.to_dict())
@@ -111,7 +127,7 @@ def _limits(given: tuple[str, ...]) -> dict[str, float] | None:
 def _warn(found: Evaluation) -> None:
     """Notes and failures, on standard error so that they are never taken for figures."""
     mark = click.style("note", fg="yellow", bold=True)
-    for note in (*found.notes, *filter(None, [routing_advice(found)])):
+    for note in (*found.notes, *filter(None, [routing_advice(found), second_pass_advice(found)])):
         click.echo(f"{mark}: {note}", err=True)
     failures = found.failures
     if failures:
@@ -180,6 +196,7 @@ def _passes(ready: PreparedEvaluation, *, oracle: bool, experts: bool) -> list[s
         passes.append("rows not routed to their own task alone, with the task given")
     if experts:
         passes.append(f"{rows} through the experts: {', '.join(ready.data)}")
+        passes.append(f"{rows} by one pass: the base with these heads")
     return passes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from massmerge.cli.common import counting, print_json, table, verb
+from massmerge.cli.common import counting, placement_options, print_json, table, verb
 
 
 @click.command()
@@ -22,10 +22,11 @@ from massmerge.cli.common import counting, print_json, table, verb
 @click.option(
     "--plot", type=click.Path(dir_okay=False), help="Plot the texts and their shares to this file (PNG, SVG, PDF)."
 )
+@placement_options
 @verb
 def interpret(
     bundle: str, texts: str | None, tasks: tuple[str, ...], sites: tuple[str, ...], top: int, clip: str | None,
-    plot: str | None, as_json: bool, quiet: bool,
+    plot: str | None, device: str, dtype: str, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Decode the singular vectors of BUNDLE's tasks as texts (TextSpan), to see what each subspace means.
 
@@ -42,6 +43,8 @@ def interpret(
             top=top,
             clip=clip,
             plot=plot,
+            device=device,
+            dtype=dtype,
             progress=step,
         )
     if as_json:

@@ -12,7 +12,15 @@ import click
 from massmerge.bundle.manifest import read_manifest
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.backbone import auto_class
-from massmerge.cli.common import BarProgress, print_json, print_problems, seconds, size
+from massmerge.cli.common import (
+    BarProgress,
+    engine_option,
+    placement_options,
+    print_json,
+    print_problems,
+    seconds,
+    size,
+)
 from massmerge.cli.plan import describe
 from massmerge.errors import InputError, MassError
 from massmerge.merging.open_recipe import OpenedRecipe
@@ -27,13 +35,14 @@ def change_options(function: _F) -> _F:
             "--out", type=click.Path(file_okay=False), help="Write to this folder, and leave BUNDLE unchanged."
         ),
         click.option("--workers", type=click.IntRange(min=1), help="Tensors worked on at once; all cores by default."),
+        engine_option,
         click.option("--overwrite", is_flag=True, help="Replace a bundle that is at --out."),
         click.option("--strict", is_flag=True, help="Treat warnings as errors."),
         click.option("--dry-run", is_flag=True, help="Show what would happen, and write nothing."),
     )
     for option in reversed(options):
         function = option(function)
-    return function
+    return placement_options(function)
 
 
 def refuse_inside(target: str) -> None:

@@ -22,8 +22,8 @@ from massmerge.merging.run import check_target
 @change_options
 @verb
 def remove(
-    bundle: str, tasks: tuple[str, ...], out: str | None, workers: int | None, overwrite: bool, strict: bool,
-    dry_run: bool, as_json: bool, quiet: bool,
+    bundle: str, tasks: tuple[str, ...], out: str | None, workers: int | None, engine: str | None, overwrite: bool,
+    strict: bool, dry_run: bool, device: str, dtype: str, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Remove TASKS from BUNDLE; the other tasks stay unchanged, and no expert is needed.
 
@@ -35,10 +35,14 @@ def remove(
         show_plan(prepared.plan, tensors=False, strict=strict, as_json=as_json, quiet=quiet)
     else:
         refuse_inside(out or bundle)
-        work = partial(run_remove, bundle, tasks, out=out, workers=workers, overwrite=overwrite, strict=strict)
+        work = partial(
+            run_remove, bundle, tasks, out=out, workers=workers, engine=engine, overwrite=overwrite, strict=strict
+        )
         kind = kind_again(bundle)
         summary = run_shown(work, quiet=quiet or as_json)
-        calibrated = calibrate_by_recipe(out or bundle, Path(), quiet=quiet or as_json, kind=kind)
+        calibrated = calibrate_by_recipe(
+            out or bundle, Path(), quiet=quiet or as_json, kind=kind, device=device, dtype=dtype
+        )
         if calibrated is not None:
             summary["calibration"] = calibrated.plain()
         show_written(out or bundle, summary, as_json=as_json, quiet=quiet)

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from massmerge.cli.common import counting, print_json, table, verb
+from massmerge.cli.common import counting, device_option, print_json, table, verb
 from massmerge.merging.verify import Verification, verify_bundle
 
 
@@ -18,11 +18,12 @@ from massmerge.merging.verify import Verification, verify_bundle
     type=click.Path(file_okay=False),
     help="Where relative paths of the recipe start; the current folder by default.",
 )
+@device_option
 @verb
-def verify(bundle: str, experts: bool, folder: str | None, as_json: bool, quiet: bool) -> None:
+def verify(bundle: str, experts: bool, folder: str | None, device: str, as_json: bool, quiet: bool) -> None:
     """Check every checksum of BUNDLE, and with --experts its deltas; exit code 1 if a check fails."""
     with counting(quiet or as_json, "step") as progress:
-        result = verify_bundle(bundle, experts=experts, folder=folder, progress=progress)
+        result = verify_bundle(bundle, experts=experts, folder=folder, device=device, progress=progress)
     if as_json:
         print_json(result.to_dict())
     elif not quiet:

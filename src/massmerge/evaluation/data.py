@@ -15,8 +15,8 @@ import numpy as np
 from massmerge.errors import InputError, MassError, listing
 from massmerge.evaluation.metrics import plain_text
 from massmerge.evaluation.sources import RowSource, open_source
-from massmerge.evaluation.spool import Spool
 from massmerge.evaluation.suite import VALIDATION, Suite, SuiteTask, label_set
+from massmerge.io.spool import Spool
 
 _SHOWN = 30  # labels of each side in an error; more would drown the message
 

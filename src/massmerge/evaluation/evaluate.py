@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from massmerge.bundle.download import find_bundle
+from massmerge.engines.choose import opened_engine
+from massmerge.engines.job import Engine
 from massmerge.errors import InputError
 from massmerge.evaluation.card import refuse_card, write_results
 from massmerge.evaluation.experts import Experts, open_experts
@@ -15,13 +19,16 @@ from massmerge.evaluation.predictions import is_right
 from massmerge.evaluation.prepared import PreparedEvaluation, prepare_evaluation
 from massmerge.evaluation.reliability import Reliability, reliability
 from massmerge.evaluation.report import require_matplotlib
-from massmerge.evaluation.results import BundleSizes, Evaluation, RowResult, TaskResult, count_routes, count_sets
-from massmerge.evaluation.run import Progress, run_experts, run_known, run_stream, silent
+from massmerge.evaluation.results import BundleSizes, Evaluation, TaskResult, count_routes, count_sets
+from massmerge.evaluation.row_table import RowTable
+from massmerge.evaluation.run import Answering, Progress, run_experts, run_known, run_once, run_stream, silent
 from massmerge.evaluation.scoring import mean_figures, score_task
 from massmerge.evaluation.suite import DEFAULT_SPLIT, Suite
 from massmerge.evaluation.summary import write_evaluation
 from massmerge.model.load import load
 from massmerge.model.model import Model
+from massmerge.model.row_job import EngineModel
+from massmerge.model.speed import fast_at_once
 from massmerge.model.static import StaticFolder, StaticModel
 from massmerge.recipe import Unknown
 
@@ -39,6 +46,10 @@ def evaluate(
     batch_size: int = 32,
     unknown: Unknown | dict[str, float] | None = None,
     cache: str | int = 0,
+    engine: str | Engine | None = None,
+    workers: int | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
     oracle: bool = True,
     experts: bool = False,
     folder: str | Path | None = None,
@@ -65,6 +76,11 @@ def evaluate(
         batch_size: inputs that run at once.
         unknown: when to abstain, instead of what the recipe says.
         cache: as in `load`.
+        engine: answer rows with the workers of an engine, as in `merge`; by default in this process. If interrupted, run it
+            again to resume.
+        workers: with an engine, models that answer at the same time.
+        device: where bundle and experts run, as in `load`.
+        dtype: the type that they run in, as in `load`.
         oracle: also answer the same rows with the task given.
         experts: also measure each task's own expert on the same rows.
         folder: what the recipe's relative paths start from, with `experts`; the current folder by default.
@@ -76,39 +92,39 @@ def evaluate(
     Raises:
         InputError: bundle and suite do not fit, or something is missing; nothing has been run then.
     """
-    if batch_size < 1:
-        raise InputError("batch_size must be at least 1.")
+    _refuse_size(batch_size)
     ready = prepare_evaluation(bundle, suite, folder=suite_folder, tasks=tasks, split=split, limit=limit, seed=seed)
     if ready.writes and route == "batch":
         raise InputError("generative bundles route each prompt by itself: use route='input'.")
+    if engine is not None:
+        _refuse_engine(bundle, route, cache)
     if report is not None:
         require_matplotlib()
     if card:
         refuse_card(bundle)
     if ready.static is not None:
         _refuse_routing(ready.static, {"router": router, "unknown": unknown}, route, oracle=oracle)
-    opened = _open_experts(ready, folder) if experts else None
-    model: Model | StaticModel
-    if ready.static is not None:
-        model = StaticModel(ready.static.path)
-    else:
-        model = load(bundle, router=router, cache=cache, check=True) if isinstance(bundle, str | Path) else bundle
+    opened = _open_experts(ready, folder, device, dtype) if experts else None
+    loading = {"router": router, "cache": cache, "device": device, "dtype": dtype}
+    model = _model(bundle, ready, loading)
     for data in progress(ready.data.values(), "reading", len(ready.data)):
         data.read_inputs()
     limits = unknown.model_dump() if isinstance(unknown, Unknown) else unknown
-    rows, timings = run_stream(
-        model, ready, seed=seed, route=route, batch_size=batch_size, unknown=limits, progress=progress
-    )
-    if oracle:
-        run_known(model, ready, rows, batch_size=batch_size, progress=progress)
+    with _measured(model, bundle, engine, workers, report, loading) as measured:
+        rows, timings = run_stream(
+            measured, ready, seed=seed, route=route, batch_size=batch_size, unknown=limits, progress=progress
+        )
+        if oracle:
+            run_known(measured, ready, rows, batch_size=batch_size, progress=progress)
     if opened is not None:
         keep = None if report is None else Path(report) / "experts"
         run_experts(opened, ready, rows, batch_size=batch_size, keep=keep, progress=progress)
+    once = opened is not None and _runs_once(model, ready, rows, batch_size, progress)
     options = {
         "split": split or DEFAULT_SPLIT, "limit": limit, "seed": seed, "route": route, "batch_size": batch_size,
         "router": router or (ready.bundle.router_kind if ready.bundle else None),
         **({"method": model.method} if isinstance(model, StaticModel) else {"voters": list(model.voters)}),
-        "unknown": limits, "oracle": oracle, "experts": experts, "shared_labels": ready.shared,
+        "unknown": limits, "oracle": oracle, "experts": experts, "one_pass": once, "shared_labels": ready.shared,
     }  # fmt: skip
     name = str(bundle) if isinstance(bundle, str | Path) else "a loaded model"
     found = collect(ready, rows, timings, name=name, options=options)
@@ -117,6 +133,59 @@ def evaluate(
     if card and isinstance(bundle, str | Path):
         write_results(Path(bundle), found)
     return found
+
+
+def _model(bundle: str | Path | Model, ready: PreparedEvaluation, loading: dict[str, Any]) -> Model | StaticModel:
+    with fast_at_once():
+        if ready.static is not None:
+            return StaticModel(ready.static.path, device=loading["device"], dtype=loading["dtype"])
+        return load(bundle, check=True, **loading) if isinstance(bundle, str | Path) else bundle
+
+
+def _refuse_size(batch_size: int) -> None:
+    if batch_size < 1:
+        raise InputError("batch_size must be at least 1.")
+
+
+def _refuse_engine(bundle: object, route: str, cache: str | int) -> None:
+    """Refuse what only one process can do; what a cache holds depends on what was asked before."""
+    if cache not in (0, "0"):
+        raise InputError("workers of an engine keep no cache: leave it out.")
+    if route == "batch" or not isinstance(bundle, str | Path):
+        raise InputError("an engine needs a bundle's folder, which its workers load, and route='input'.")
+
+
+@contextmanager
+def _measured(
+    model: Model | StaticModel,
+    bundle: str | Path | Model,
+    engine: str | Engine | None,
+    workers: int | None,
+    report: str | Path | None,
+    loading: dict[str, Any],
+) -> Iterator[Answering]:
+    """What answers: the model, or an engine whose workers load it."""
+    static, needs_task = isinstance(model, StaticModel), isinstance(model, StaticModel) and model.needs_task
+    if engine is None or not isinstance(bundle, str | Path):
+        yield Answering(model, static, needs_task)
+        return
+    path = find_bundle(bundle).resolve()
+    folder = path.with_name(f".{path.name}.eval") if report is None else Path(report) / "parts"
+    with (
+        opened_engine(engine, workers) as chosen,
+        EngineModel.opened(path, chosen, folder, loading=loading, static=static) as answering,
+    ):
+        yield Answering(answering, static, needs_task)
+
+
+def _runs_once(
+    model: Model | StaticModel, ready: PreparedEvaluation, rows: RowTable, size: int, progress: Progress
+) -> bool:
+    """Answer the rows by one pass, if the bundle can; returns whether it did."""
+    if isinstance(model, StaticModel) or ready.writes or not model.answers_at_once:
+        return False
+    run_once(model, ready, rows, batch_size=size, progress=progress)
+    return True
 
 
 def _refuse_routing(static: StaticFolder, options: dict[str, object], route: str, *, oracle: bool) -> None:
@@ -131,7 +200,7 @@ def _refuse_routing(static: StaticFolder, options: dict[str, object], route: str
         raise InputError(f"{static.path}: {static.method} needs the task. Measure it with the task given (--oracle).")
 
 
-def _open_experts(ready: PreparedEvaluation, folder: str | Path | None) -> Experts:
+def _open_experts(ready: PreparedEvaluation, folder: str | Path | None, device: str, dtype: str) -> Experts:
     if ready.static is not None:
         raise InputError(
             f"{ready.static.path}: experts are only measured with a bundle. `mass study methods` shows both in "
@@ -140,12 +209,12 @@ def _open_experts(ready: PreparedEvaluation, folder: str | Path | None) -> Exper
         )
     if ready.bundle is None:
         raise InputError("the experts of a loaded model are not known. Give the bundle's folder instead.")
-    return open_experts(ready.bundle, Path(folder or "."))
+    return open_experts(ready.bundle, Path(folder or "."), device, dtype)
 
 
 def collect(
     ready: PreparedEvaluation,
-    rows: list[RowResult],
+    rows: RowTable,
     timings: dict[str, float],
     *,
     name: str,
@@ -155,12 +224,11 @@ def collect(
     split = None if options["split"] == DEFAULT_SPLIT else options["split"]
     scored, groups = [], shared_groups(ready.shared)
     for number, (task, data) in enumerate(ready.data.items()):
-        own = sorted((row for row in rows if row.task == task), key=lambda row: row.place)
         scored.append(
             score_task(
-                data, ready.suite.tasks[task], own, groups=groups, known=options["oracle"],
-                expert=options["experts"], reference=ready.suite.tasks[task].reference_of(split),
-                seed=(options["seed"], number),
+                data, ready.suite.tasks[task], rows.of_task(task), groups=groups, known=options["oracle"],
+                expert=options["experts"], once=options.get("one_pass", False),
+                reference=ready.suite.tasks[task].reference_of(split), seed=(options["seed"], number),
             )
         )  # fmt: skip
     results = tuple(one.result for one in scored)
@@ -174,25 +242,27 @@ def collect(
         count_routes(rows, list(ready.data), ready.tasks), count_sets(rows), timings, sizes,
         (*ready.notes, *_static_notes(ready), *_notes(results, ready.suite, options)),
         datetime.now(UTC).isoformat(timespec="seconds"),
-        tuple(rows), {task: [data.row_name(i) for i in range(len(data))] for task, data in ready.data.items()},
+        rows, {task: [data.row_name(i) for i in range(len(data))] for task, data in ready.data.items()},
         None if ready.static else _reliability(rows, results, groups, writes=ready.writes),
     )  # fmt: skip
 
 
 def _reliability(
-    rows: list[RowResult], results: tuple[TaskResult, ...], groups: dict[str, int], *, writes: bool
+    rows: RowTable, results: tuple[TaskResult, ...], groups: dict[str, int], *, writes: bool
 ) -> Reliability | None:
     """What the confidences of the answers are worth; those of texts speak of the task alone."""
     numbers = {result.task for result in results if result.metric == "spearman"}
-    kept = [
-        row for row in rows if row.confidence is not None and row.given.task and (writes or row.task not in numbers)
-    ]
-    if not kept:
+    sure, right, tasks = list[float](), list[bool](), list[str]()
+    for row in rows:
+        if row.confidence is not None and row.given.task and (writes or row.task not in numbers):
+            sure.append(row.confidence)
+            right.append(row.routed == row.task if writes else is_right(row, groups))
+            tasks.append(row.task)
+    if not sure:
         return None
-    right = [row.routed == row.task if writes else is_right(row, groups) for row in kept]
     measured = [result.reference for result in results if result.metric == "accuracy" and result.reference]
     reference = sum(measured) / len(measured) if len(measured) == len(results) and not writes else None
-    return reliability([row.confidence or 0.0 for row in kept], right, [row.task for row in kept], reference)
+    return reliability(sure, right, tasks, reference)
 
 
 def _static_notes(ready: PreparedEvaluation) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from massmerge.evaluation.data import TaskData
 from massmerge.evaluation.metrics import Given, given_of, written
 from massmerge.io.checksums import file_sha256
 from massmerge.io.durable import write_text
-from massmerge.io.placement import Placement
+from massmerge.io.placement import CPU, Placement
 from massmerge.merging.open_recipe import OpenedRecipe, open_recipe
 from massmerge.model.base import load_base
 from massmerge.model.core import Core
@@ -38,14 +38,21 @@ class Experts:
     sources: OpenedRecipe
 
 
-def open_experts(bundle: Bundle, folder: Path) -> Experts:
+def open_experts(bundle: Bundle, folder: Path, device: str = "auto", dtype: str = "auto") -> Experts:
     """The base and the experts that a bundle was made from.
+
+    Args:
+        bundle: the bundle.
+        folder: what relative paths of its recipe start from.
+        device: where experts run, as in `load`.
+        dtype: the type that they run in, as in `load`.
 
     Raises:
         InputError: one of them is missing, or is not an expert of the base.
     """
     try:
         prepared = open_recipe(bundle.recipe, folder, download=True)
+        prepared.place = Placement.choose(device, dtype, prepared.base.dtype)
         if prepared.plan.errors:
             raise problems_error(prepared.plan.errors)
     except InputError as error:
@@ -94,7 +101,9 @@ def _key(opened: Experts, data: TaskData, generate: dict[str, Any] | None) -> st
     parts = (f"{BASE}/", f"{PROCESSOR}/", f"{TASKS}/{data.task}/{HEAD}/", f"{TASKS}/{data.task}/{LABELS}")
     manifest = opened.bundle.manifest
     inside = {name: e["sha256"] for name, e in manifest["files"].items() if name.startswith(parts)}
+    place = opened.sources.place
     about = [files, inside, manifest["base"], data.sha256(), *([] if generate is None else [generate])]
+    about += [] if place == Placement() else [str(place)]  # others round differently
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
@@ -136,13 +145,14 @@ def _measure_texts(
 ) -> list[Given]:
     """The same for an expert that writes: transformers' own `generate` on its dense weights."""
     bundle = opened.bundle
-    base = dense_expert(opened, data.task)
+    base, where = dense_expert(opened, data.task), opened.sources.place
     model, defaults = dense_language_model(bundle.path, base, data.task)
     reader = InputReader(bundle.processor_folder, base.config, image=False)
     writing = Writing(reader, base.config, defaults, options)
     answers = [Given()] * len(data)
     for chosen, rows in _readable(writing.read, data, batch_size, places):
-        for place, found in zip(chosen, writing.texts(rows, partial(writing.generate, model)), strict=True):
+        written_on = writing.texts(rows, lambda batch: writing.generate(model, where.batch(batch)))
+        for place, found in zip(chosen, written_on, strict=True):
             answers[place] = written(data.task, found.text)
     return answers
 
@@ -150,12 +160,13 @@ def _measure_texts(
 def dense_expert(opened: Experts, task: str) -> PreTrainedModel:
     """The base with every tensor of an expert in its place."""
     expert, slots = opened.sources.experts[task], opened.sources.base.skeleton.slots
-    model = load_base(opened.bundle, expert.names(), Placement(), check=False)
+    place = opened.sources.place
+    model = load_base(opened.bundle, expert.names(), replace(place, device=CPU), check=False)
     held = model.state_dict()
     if strange := sorted(expert.names() - held.keys()):
         raise InputError(f"task {task}: the base has no place for {', '.join(strange)}.")
     model.load_state_dict({n: expert.read(n).value(held[n], slots[n]) for n in expert.names()}, strict=False)
-    return model
+    return model.to(place.device)
 
 
 def _readable(

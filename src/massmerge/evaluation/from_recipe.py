@@ -21,14 +21,27 @@ from massmerge.model.inputs import InputReader
 from massmerge.recipe import MergeOptions, Recipe
 
 
-def open_sources(recipe: Recipe, folder: Path) -> OpenedRecipe:
-    """The sources of a recipe as methods that are no bundle take them: those that write with their output layers."""
+def open_sources(recipe: Recipe, folder: Path, device: str = "auto", dtype: str = "auto") -> OpenedRecipe:
+    """The sources of a recipe as methods that are no bundle take them: those that write with their output layers.
+
+    Args:
+        recipe: the recipe.
+        folder: what its relative paths start from.
+        device: where methods run, as in `load`.
+        dtype: the type that they run in, as in `load`.
+    """
     options = MergeOptions.model_validate({"method": "average"})
-    return open_recipe(recipe.model_copy(update={"merge": options}), folder, download=True)
+    found = open_recipe(recipe.model_copy(update={"merge": options}), folder, download=True)
+    found.place = Placement.choose(device, dtype, found.base.dtype)
+    return found
 
 
-def open_answering(prepared: OpenedRecipe) -> Core:
+def open_answering(prepared: OpenedRecipe, place: Placement | None = None) -> Core:
     """The base, reader and heads of a recipe's sources.
+
+    Args:
+        prepared: the sources.
+        place: where the base runs; where the sources say by default.
 
     Raises:
         InputError: the plan has errors, or a task has no head.
@@ -39,7 +52,7 @@ def open_answering(prepared: OpenedRecipe) -> Core:
     if without and not prepared.base.writes:
         raise InputError(f"{', '.join(without)}: no head, so there is no label to answer. Give `head:` in the recipe.")
     touched = {name for expert in prepared.experts.values() for name in expert.names()}
-    base = dense_base(prepared.base, touched, Placement())
+    base = dense_base(prepared.base, touched, place or prepared.place)
     tasks = [task.name for task in prepared.recipe.tasks]
     with TemporaryDirectory(prefix="mass-") as temporary:
         folder = Path(temporary)

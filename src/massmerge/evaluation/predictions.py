@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from massmerge.evaluation.metrics import own_label, shared_groups
 from massmerge.evaluation.results import Evaluation, RowResult
 from massmerge.evaluation.suite import label_set
 from massmerge.io.durable import drafted
+
+_GROUP = 16_384  # rows that are objects at a time
 
 
 def write_predictions(found: Evaluation, folder: Path) -> Path:
@@ -28,8 +31,15 @@ def write_predictions(found: Evaluation, folder: Path) -> Path:
         return path
     path = folder / "predictions.parquet"
     with drafted(path) as draft:
-        parquet.write_table(pyarrow.Table.from_pylist(list(_predictions(found))), draft)
+        _write_parquet(pyarrow, parquet, _predictions(found), draft)
     return path
+
+
+def _write_parquet(arrow: Any, parquet: Any, rows: Iterator[dict[str, Any]], path: Path) -> None:
+    """Row groups of some thousand answers each, of the types that all rows together have."""
+    groups = [arrow.Table.from_pylist(group) for group in iter(lambda: list(islice(rows, _GROUP)), [])]
+    table = arrow.concat_tables(groups, promote_options="permissive")
+    parquet.write_table(table.combine_chunks(), path)
 
 
 def _predictions(found: Evaluation) -> Iterator[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -35,6 +36,10 @@ class RowResult:
     """The answer of the task's own expert."""
     confidence: float | None = None
     """How sure the answer was."""
+    once: Given = _NONE
+    """The answer of one pass: the router's choice of head, on the base's own features."""
+    once_known: Given = _NONE
+    """The answer of the task's head on the base's own features."""
 
     @property
     def routed(self) -> str:
@@ -74,6 +79,12 @@ class TaskResult:
     """The strict figure divided by the expert's own."""
     normalised_shared: Figure | None
     normalised_known: Figure | None
+    once: Figure | None = None
+    """The frozen base with the same heads and the same router: one pass."""
+    once_known: Figure | None = None
+    """The frozen base with the head of the task."""
+    normalised_once: Figure | None = None
+    normalised_once_known: Figure | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +132,7 @@ class Evaluation:
     tasks: tuple[TaskResult, ...]
     means: dict[str, Mean]
     """Over the tasks, of each figure that every task has: strict, shared, routing, in_set, known, reference, normalised,
-    normalised_shared, normalised_known."""
+    normalised_shared, normalised_known, once, once_known, normalised_once, normalised_once_known."""
     confusion: Confusion
     set_sizes: dict[int, int]
     """How many rows had a selected set of each size; 0 where the model abstained."""
@@ -130,7 +141,7 @@ class Evaluation:
     sizes: BundleSizes | None
     notes: tuple[str, ...]
     created: str
-    results: tuple[RowResult, ...] = field(repr=False)
+    results: Sequence[RowResult] = field(repr=False)
     """Every row, in the order of the stream."""
     names: dict[str, list[str]] = field(repr=False)
     """How the rows of each task are called."""
@@ -180,12 +191,12 @@ def _plain(value: Any) -> Any:
     return value._asdict() if isinstance(value, Figure) else value
 
 
-def count_sets(rows: list[RowResult]) -> dict[int, int]:
+def count_sets(rows: Iterable[RowResult]) -> dict[int, int]:
     """How many of the rows that could be read had a selected set of each size."""
     return dict(sorted(Counter(len(row.selected) for row in rows if row.error is None).items()))
 
 
-def count_routes(rows: list[RowResult], tasks: list[str], columns: list[str]) -> Confusion:
+def count_routes(rows: Iterable[RowResult], tasks: list[str], columns: list[str]) -> Confusion:
     """Where the rows of each task were routed."""
     found = Counter((row.task, row.routed) for row in rows)
     names = (*columns, UNKNOWN, FAILED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +14,11 @@ from massmerge.evaluation.experts import Experts, expert_answers
 from massmerge.evaluation.metrics import given_of, written
 from massmerge.evaluation.prepared import PreparedEvaluation
 from massmerge.evaluation.results import RowResult
+from massmerge.evaluation.row_table import RowTable
+from massmerge.io.spool import Spool
 from massmerge.model.answers import Prediction
 from massmerge.model.model import Model
+from massmerge.model.row_job import EngineModel
 from massmerge.model.static import StaticModel
 
 _WINDOW = 16  # batches
@@ -27,8 +31,32 @@ def silent(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
     return items
 
 
+@dataclass(frozen=True)
+class Answering:
+    """What is measured."""
+
+    answering: Model | StaticModel | EngineModel
+    """A model in this process, or the workers of an engine."""
+    static: bool = False
+    """Whether it is a static merge, which takes no options of routing."""
+    needs_task: bool = False
+    """Whether it answers only if the task is given."""
+
+    def item(self, inputs: Spool, place: int) -> Any:
+        """An input as it is answered: ready for a model, or as it is stored if it goes to other machines."""
+        return inputs.stored(place) if isinstance(self.answering, EngineModel) else inputs[place]
+
+    def watched(self, answers: Iterator[Any], progress: Progress, what: str, total: int) -> Iterable[Any]:
+        """Answers as they come; those of an engine come all at once, so it tells by itself how far it is."""
+        if not isinstance(self.answering, EngineModel):
+            return progress(answers, what, total)
+        steps = iter(progress(range(total), what, total))
+        self.answering.seen = lambda count: [next(steps, None) for _ in range(count)]
+        return answers
+
+
 def run_stream(
-    model: Model | StaticModel,
+    model: Answering,
     ready: PreparedEvaluation,
     *,
     seed: int,
@@ -36,7 +64,7 @@ def run_stream(
     batch_size: int,
     unknown: dict[str, float] | None,
     progress: Progress = silent,
-) -> tuple[list[RowResult], dict[str, float]]:
+) -> tuple[RowTable, dict[str, float]]:
     """Every row once, shuffled, without its task's name: the result of each, and milliseconds per input."""
     if route == "input":
         parts = [_like_lengths(stream_order(ready.counts, seed), ready, _WINDOW * batch_size)]
@@ -46,13 +74,13 @@ def run_stream(
 
     def answers() -> Iterator[Prediction]:
         for part in parts:
-            items = (ready.data[task].inputs[place] for task, place in part)
+            items = (model.item(ready.data[task].inputs, place) for task, place in part)
             yield from _answers(model, ready, items, route=route, batch_size=batch_size, unknown=unknown)
 
     began = time.perf_counter()
     spent: dict[str, float] = {}
-    rows: list[RowResult] = []
-    for (task, place), answer in zip(order, progress(answers(), "answering", len(order)), strict=True):
+    rows = RowTable()
+    for (task, place), answer in zip(order, model.watched(answers(), progress, "answering", len(order)), strict=True):
         rows.append(_row(ready, task, place, answer))
         for step, value in answer.timings.items():
             if step != "inputs":
@@ -62,7 +90,7 @@ def run_stream(
 
 
 def _answers(
-    model: Model | StaticModel,
+    model: Answering,
     ready: PreparedEvaluation,
     items: Iterable[Any],
     *,
@@ -73,15 +101,15 @@ def _answers(
 ) -> Iterator[Prediction]:
     """Answers to inputs: labels, or texts where the bundle writes."""
     options: dict[str, Any] = {"task": task, "batch_size": batch_size}
-    if not isinstance(model, StaticModel):
+    if not model.static:
         options |= {"unknown": unknown} if ready.writes else {"unknown": unknown, "route": route}
     elif model.needs_task and task is None:
         yield from (Prediction(None, error=str(item) if isinstance(item, Exception) else None) for item in items)
         return
     if not ready.writes:
-        yield from model.stream(items, top=1, on_error="row", **options)
+        yield from model.answering.stream(items, top=1, on_error="row", **options)
         return
-    for one in model.generate_many(items, on_error="row", **options, **ready.suite.generate):
+    for one in model.answering.generate_many(items, on_error="row", **options, **ready.suite.generate):
         given = written(one.task, one.text)
         yield Prediction(
             given.task, given.label, given.score, routing=one.routing, timings=one.timings, error=one.error,
@@ -110,9 +138,9 @@ def _row(ready: PreparedEvaluation, task: str, place: int, answer: Prediction) -
 
 
 def run_known(
-    model: Model | StaticModel,
+    model: Answering,
     ready: PreparedEvaluation,
-    rows: list[RowResult],
+    rows: RowTable,
     *,
     batch_size: int,
     progress: Progress = silent,
@@ -121,27 +149,41 @@ def run_known(
 
     Rows that were routed to their own task alone have that answer already: the second pass would be the same.
     """
-    other: dict[str, list[RowResult]] = {task: [] for task in ready.data}
-    for row in rows:
+    other: dict[str, array[int]] = {task: array("q") for task in ready.data}
+    for i, row in enumerate(rows):
         if row.selected == (row.task,):
-            row.known = row.given
+            rows.known[i] = row.given
         elif row.error is None:
-            other[row.task].append(row)
+            other[row.task].append(i)
 
-    def answers() -> Iterator[tuple[RowResult, Prediction]]:
+    def answers() -> Iterator[tuple[int, Prediction]]:
         for task, missed in other.items():
-            items = (ready.data[task].inputs[row.place] for row in missed)
+            items = (model.item(ready.data[task].inputs, rows[i].place) for i in missed)
             given = _answers(model, ready, items, task=task, batch_size=batch_size)
             yield from zip(missed, given, strict=True)
 
-    for row, answer in progress(answers(), "with the task given", sum(map(len, other.values()))):
-        row.known = given_of(answer)
+    for i, answer in model.watched(answers(), progress, "with the task given", sum(map(len, other.values()))):
+        rows.known[i] = given_of(answer)
+
+
+def run_once(
+    model: Model, ready: PreparedEvaluation, rows: RowTable, *, batch_size: int, progress: Progress = silent
+) -> None:
+    """Answer the rows by one pass: heads on the base's own features, chosen by the router and by the task."""
+    readable = array("q", (i for i, row in enumerate(rows) if row.error is None))
+    chunks = [readable[at : at + batch_size] for at in range(0, len(readable), batch_size)]
+    for chunk in progress(chunks, "with one pass", len(chunks)):
+        own = [rows[i] for i in chunk]
+        inputs = [ready.data[row.task].inputs[row.place] for row in own]
+        found = model.outcomes(inputs, [row.task for row in own], batch_size=batch_size, passes=1)
+        for i, (free, given) in zip(chunk, found, strict=True):
+            rows.once[i], rows.once_known[i] = given_of(free), given_of(given)
 
 
 def run_experts(
     opened: Experts,
     ready: PreparedEvaluation,
-    rows: list[RowResult],
+    rows: RowTable,
     *,
     batch_size: int,
     keep: Path | None,
@@ -151,6 +193,6 @@ def run_experts(
     for task, data in ready.data.items():
         options = ready.suite.generate if ready.writes else None
         answers = expert_answers(opened, data, batch_size=batch_size, keep=keep, generate=options, progress=progress)
-        for row in rows:
-            if row.task == task:
-                row.expert = answers[row.place]
+        own = rows.of_task(task)
+        for i, row in zip(own.positions, own, strict=True):
+            rows.expert[i] = answers[row.place]

@@ -45,6 +45,8 @@ def choose_scale(
     limit: int | None = None,
     seed: int = 0,
     workers: int | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
     progress: Progress = silent,
 ) -> ScaleChoice:
     """Choose the scale of a static merge on the split `validation` of a suite.
@@ -57,6 +59,8 @@ def choose_scale(
         limit: at most this many rows per task, drawn by `seed`.
         seed: of that draw.
         workers: as in `merge`.
+        device: where to compute, as in `merge` and `load`.
+        dtype: the type in which candidates answer, as in `load`.
         progress: wraps the candidates.
 
     Raises:
@@ -68,8 +72,8 @@ def choose_scale(
     if prepared.plan.errors:
         raise problems_error(prepared.plan.errors)
     given, data = _validation_rows(prepared, suite, limit, seed)
-    unit = merge(with_scale(recipe, 1.0), work, folder=folder, workers=workers, overwrite=work.exists())
-    model = StaticModel(unit)
+    unit = merge(with_scale(recipe, 1.0), work, folder=folder, workers=workers, overwrite=work.exists(), device=device)
+    model = StaticModel(unit, device=device, dtype=dtype)
     for one in data.values():
         one.read_inputs()
     rescale = rescaled_weights(prepared, unit)

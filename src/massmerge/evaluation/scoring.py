@@ -45,6 +45,7 @@ def score_task(
     reference: float | None = None,
     known: bool = False,
     expert: bool = False,
+    once: bool = False,
     seed: Sequence[int] = (0,),
     draws: int = DRAWS,
 ) -> Scored:
@@ -58,14 +59,17 @@ def score_task(
         reference: the expert's own figure as the suite gives it.
         known: whether the rows hold answers with the task given.
         expert: whether the rows hold the expert's own answers; they go before `reference`.
+        once: whether the rows hold answers of one pass.
         seed: of the bootstrap.
         draws: of the bootstrap.
     """
-    statistics = _statistics(data, task, rows, groups, known=known, expert=expert)
+    statistics = _statistics(data, task, rows, groups, known=known, expert=expert, once=once)
     drawn = _draw(statistics, len(rows), seed, draws)
     everything = np.arange(len(rows))
     values = {name: of(everything) for name, of in statistics.items()}
-    shares = {"routing", "in_set"} | ({"strict", "shared", "known"} if task.metric == "accuracy" else set())
+    shares = {"routing", "in_set"} | (
+        {"strict", "shared", "known", "once", "once_known"} if task.metric == "accuracy" else set()
+    )
     figures = {
         name: wilson(round(value * len(rows)), len(rows)) if name in shares else interval(value, drawn[name])
         for name, value in values.items()
@@ -80,6 +84,8 @@ def score_task(
         figures["strict"], figures["shared"], figures["routing"], figures["in_set"], figures.get("known"),
         own, None if own is None else "measured" if expert else "suite",
         normalised.get("normalised"), normalised.get("normalised_shared"), normalised.get("normalised_known"),
+        figures.get("once"), figures.get("once_known"),
+        normalised.get("normalised_once"), normalised.get("normalised_once_known"),
     )  # fmt: skip
     return Scored(result, drawn)
 
@@ -92,6 +98,7 @@ def _statistics(
     *,
     known: bool,
     expert: bool,
+    once: bool,
 ) -> dict[str, Statistic]:
     """Each figure as a function of the rows that are counted, so that it can be drawn again."""
     labels = [row.label for row in rows]
@@ -102,6 +109,9 @@ def _statistics(
     found = {"strict": figure_of([r.given for r in rows], {}), "shared": figure_of([r.given for r in rows], groups)}
     if known:
         found["known"] = figure_of([r.known for r in rows], {})
+    if once:
+        found["once"] = figure_of([r.once for r in rows], {})
+        found["once_known"] = figure_of([r.once_known for r in rows], {})
     if expert:
         found["reference"] = figure_of([r.expert for r in rows], {})
     routed = np.array([r.routed == data.task for r in rows])
@@ -122,7 +132,7 @@ def _draw(statistics: Mapping[str, Statistic], count: int, seed: Sequence[int], 
 
 def _normalise(values: Mapping[str, float], drawn: Drawn) -> dict[str, Figure]:
     """Figures divided by the expert's own; their draws are put among the others."""
-    names = {"strict": "normalised", "shared": "normalised_shared", "known": "normalised_known"}
+    names = {"strict": "normalised"} | {n: f"normalised_{n}" for n in ("shared", "known", "once", "once_known")}
     own = drawn["reference"]
     reference = values.get("reference", float(own[0]))
     found = {}
@@ -139,6 +149,7 @@ def mean_figures(scored: Sequence[Scored]) -> dict[str, Mean]:
     means = {}
     for name in (
         "strict", "shared", "routing", "in_set", "known", "reference", "normalised", "normalised_shared", "normalised_known",
+        "once", "once_known", "normalised_once", "normalised_once_known",
     ):  # fmt: skip
         figures = [getattr(one.result, name) for one in scored]
         if all(figure is not None for figure in figures):

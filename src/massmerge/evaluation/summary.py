@@ -19,6 +19,7 @@ from massmerge.io.durable import write_text
 
 _SHOWN_FAILURES = 20
 _MUCH = 0.03  # of accuracy lost in routing that is worth a word
+_ENOUGH = 0.98  # of the bundle's accuracy, which one pass must reach to be proposed
 CALIBRATION_GAIN = (
     "`mass calibrate` fits a router on unlabelled inputs of each task: 64 a task raised the normalised accuracy of eight "
     "text tasks from 82.5 to 89.1 %."
@@ -66,6 +67,8 @@ def task_table(found: Evaluation) -> Table:
         columns.append(("routing", lambda t: percent(t.routing.value)))
     if any(task.known for task in found.tasks):
         columns.append(("task given", lambda t: percent(t.known and t.known.value)))
+    if any(task.once for task in found.tasks):
+        columns.append(("one pass", lambda t: percent(t.once and t.once.value)))
     if any(task.reference is not None for task in found.tasks):
         columns.append(("expert", lambda t: percent(t.reference)))
         columns.append(("normalised", lambda t: percent(t.normalised and t.normalised.value)))
@@ -88,6 +91,10 @@ def mean_table(found: Evaluation) -> Table:
         "normalised": f"normalised {metric}, strict" if found.shares_labels else f"normalised {metric}",
         "normalised_shared": f"normalised {metric}, shared labels" if found.shares_labels else "",
         "normalised_known": f"normalised {metric} with the task given",
+        "once": f"{metric} with one pass",
+        "once_known": f"{metric} with one pass and the task given",
+        "normalised_once": f"normalised {metric} with one pass",
+        "normalised_once_known": f"normalised {metric} with one pass and the task given",
     }
     rows = []
     for name, mean in found.means.items():
@@ -105,6 +112,24 @@ def routing_advice(found: Evaluation) -> str | None:
     if cost < _MUCH:
         return None
     return f"routing costs {100 * cost:.1f} points. {CALIBRATION_GAIN} See docs/routing.md."
+
+
+def second_pass_advice(found: Evaluation) -> str | None:
+    """That the second pass gains little, where that is so; none where it was not measured."""
+    if "once" not in found.means:
+        return None
+    once, twice = found.means["once"].value, found.means["strict"].value
+    pairs = [(once, twice)]
+    if "known" in found.means:  # where routing loses much, the second pass may matter and not show
+        pairs.append((found.means["once_known"].value, found.means["known"].value))
+    if any(one < _ENOUGH * two for one, two in pairs):
+        return None
+    reached = found.means.get("normalised_once")
+    of = f"{percent(reached.value)} of the experts' {metric_name(found)}" if reached else percent(once)
+    return (
+        f"the base with these heads reaches {of} ({percent(once)}, with the second pass {percent(twice)}): you may not need "
+        "the second pass. `mass predict --passes 1` leaves it out."
+    )
 
 
 def confusion_table(found: Evaluation) -> Table:
@@ -227,7 +252,8 @@ def report_parts(found: Evaluation) -> list[Part]:
     options = [
         f"{name.replace('_', ' ')}: {_words(value)}" for name, value in found.options.items() if value is not None
     ]
-    parts.append(Items([*found.notes, *options, f"measured at {found.created}"]))
+    advice = second_pass_advice(found)
+    parts.append(Items([*found.notes, *([advice] if advice else []), *options, f"measured at {found.created}"]))
     return parts
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from massmerge.errors import InputError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CPU = torch.device("cpu")
+_T = TypeVar("_T")
 DTYPES: tuple[str, ...] = get_args(Dtype)
 
 
@@ -48,6 +50,22 @@ class Placement:
         kind = _fast_type(base, place) if dtype == "auto" else find_dtype(dtype)
         return cls(place, kind, kind)
 
+    @classmethod
+    def exact(cls, device: str = "auto", dtype: torch.dtype = torch.float32) -> Placement:
+        """The placement of a merge: computed in float32, and in float64 where that matters, whatever is written.
+
+        Args:
+            device: as torch names it; `auto` is a CUDA GPU if there is one.
+            dtype: the type that is written.
+
+        Raises:
+            InputError: there is no such device, or it knows no float64.
+        """
+        place = find_device("cuda" if device == "auto" and torch.cuda.is_available() else device)
+        if place.type == "mps" and device != "auto":
+            raise InputError("mps has no float64, which merging needs. Use cpu or cuda.")
+        return cls(CPU if place.type == "mps" else place, torch.float32, dtype)
+
     def put(self, tensor: Tensor) -> Tensor:
         """A weight or factor where it is computed with; whole numbers keep their type."""
         return tensor.to(self.device, self.storage) if tensor.is_floating_point() else tensor.to(self.device)
@@ -62,6 +80,30 @@ class Placement:
             return tensor.to(self.device, kind)
         # From pinned memory a copy runs beside the computation that is under way.
         return tensor.pin_memory().to(self.device, non_blocking=True).to(kind)
+
+
+def moved(part: _T, device: torch.device) -> _T:
+    """An object of ours, such as a router, with all of its tensors on a device; what is on the CPU stays as it is there."""
+    return part if device.type == "cpu" else _moved(part, device, {})
+
+
+def _moved(part: Any, device: torch.device, known: dict[int, Any]) -> Any:
+    """The same for any value; what several share stays shared."""
+    if isinstance(part, Tensor):
+        return part.to(device)
+    if isinstance(part, nn.Module):
+        return copy.deepcopy(part).to(device)
+    if isinstance(part, list | tuple):
+        items = [_moved(one, device, known) for one in part]
+        return type(part)(*items) if hasattr(part, "_fields") else type(part)(items)
+    if isinstance(part, dict):
+        return {name: _moved(one, device, known) for name, one in part.items()}
+    if not type(part).__module__.startswith("massmerge."):
+        return part
+    if id(part) not in known:
+        found = known[id(part)] = copy.copy(part)
+        vars(found).update({name: _moved(one, device, known) for name, one in vars(part).items()})
+    return known[id(part)]
 
 
 def find_device(name: str) -> torch.device:

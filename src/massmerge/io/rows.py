@@ -43,14 +43,15 @@ def read_inputs(
     column: str | None = None,
     session: str | None = None,
     stdin: TextIO | None = None,
+    decoded: bool = True,
     whole: bool = False,
 ) -> Iterator[NamedInput]:
     """Every input that a command line names, one after the other; what cannot be read is an input that is an error.
 
     `-` is standard input, one input per line. A text file gives one input per line, a table one per row, a folder one per
     file. For a text model anything that is not a file is the text itself, unless it looks like the name of one. `column` and
-    `session` are columns of tables. With `whole`, standard input and text files are one input each, and a list in a table
-    stays one.
+    `session` are columns of tables. Pictures in tables are given as bytes unless they are to be `decoded`. With `whole`,
+    standard input and text files are one input each, and a list in a table stays one.
     """
     for argument in given:
         path = Path(argument)
@@ -64,7 +65,7 @@ def read_inputs(
             wrong = "the file is empty" if _exists(path) else "no such file"
             yield NamedInput(argument, InputError(f"{argument}: {wrong}."))
         elif path.suffix.lower() in TABLE_SUFFIXES and _exists(path):
-            yield from _table(path, column, session, image=image, whole=whole)
+            yield from _table(path, column, session, image=image, decoded=decoded, whole=whole)
         elif image:
             yield NamedInput(argument, path)
         elif _exists(path):
@@ -155,7 +156,9 @@ def _why_unread(error: UnicodeDecodeError | OSError) -> str:
     return f"not UTF-8 text ({error.reason}). Save it as UTF-8."
 
 
-def _table(path: Path, column: str | None, session: str | None, *, image: bool, whole: bool) -> Iterator[NamedInput]:
+def _table(
+    path: Path, column: str | None, session: str | None, *, image: bool, decoded: bool, whole: bool
+) -> Iterator[NamedInput]:
     """A column of a table; pictures in it are bytes, or paths relative to the table."""
     if column is None:
         yield NamedInput(str(path), InputError(f"{path}: name the column that holds the inputs: --column NAME."))
@@ -170,7 +173,7 @@ def _table(path: Path, column: str | None, session: str | None, *, image: bool, 
             key = None if session is None or row[session] in (None, "") else str(row[session])
             cell = row[column]
             text = cell if whole and isinstance(cell, list) else str(cell)
-            yield NamedInput(name, picture(cell, path.parent) if image else text, key)
+            yield NamedInput(name, _picture(cell, path.parent, decoded) if image else text, key)
 
 
 def read_table(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any] | InputError]:
@@ -184,6 +187,12 @@ def _numbered_rows(path: Path, columns: Sequence[str]) -> Iterator[_NumberedRow]
         ".csv": _csv, ".tsv": _csv, ".jsonl": _jsonl, ".parquet": _parquet,
     }[path.suffix.lower()]  # fmt: skip
     return reader(path, columns)
+
+
+def _picture(cell: Any, folder: Path, decoded: bool) -> Any:
+    """The picture of a cell, or its bytes."""
+    data = cell.get("bytes") if isinstance(cell, dict) else cell
+    return picture(cell, folder) if decoded or not isinstance(data, bytes) else data
 
 
 def picture(cell: Any, folder: Path) -> Any:

@@ -1,7 +1,7 @@
 """The mathematics of the method: plain functions over tensors.
 
 Letters are the paper's. `u (m, k)`, `s (k,)`, `v (k, n)` are the factors of one delta; rows of `v` are the task
-singular vectors. Nothing here knows a file, a task name or a device.
+singular vectors. Nothing here knows a file or a task name; results are on the device of what they are made of.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def truncated_svd(a: Tensor, k: int) -> Factors:
         return Factors(u[:, :k].contiguous(), s[:k].contiguous(), v[:k].contiguous())
     scale = a.abs().max()
     if scale == 0:
-        return Factors(torch.eye(m, k, dtype=a.dtype), a.new_zeros(k), torch.eye(k, n, dtype=a.dtype))
+        u, v = (torch.eye(*shape, dtype=a.dtype, device=a.device) for shape in ((m, k), (k, n)))
+        return Factors(u, a.new_zeros(k), v)
     # Deltas can be as small as 1e-6 per entry; their squares leave float32's comfortable range.
     basis = _top_right_vectors(a / scale, k)
     left, r = torch.linalg.qr(a @ basis.mT)
@@ -99,11 +100,23 @@ def _top_right_vectors(a: Tensor, k: int) -> Tensor:
     gram = a.mT @ a
     effective_rank = float(gram.trace().double() ** 2 / gram.double().square().sum())
     p = k if effective_rank > _FLAT * a.shape[1] else min(k + _MARGIN, a.shape[1])
-    values, vectors = top_eigh(gram.numpy(), p)
+    values, vectors = _top_eigh(gram, p)
     if a.dtype == torch.float32 and values[k - 1] < _FLOAT32_RANGE**2 * values[0]:
         double = a.double()
-        _, vectors = top_eigh((double.mT @ double).numpy(), p)
-    return torch.from_numpy(vectors).to(a.dtype)
+        _, vectors = _top_eigh(double.mT @ double, p)
+    return vectors.to(a.dtype)
+
+
+def _top_eigh(gram: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest eigenvalues of a symmetric matrix, largest first, and their eigenvectors as rows.
+
+    On a GPU there is no partial solver, and the full one is faster than the way to the CPU and back.
+    """
+    if gram.device.type == "cpu":
+        values, vectors = map(torch.from_numpy, top_eigh(gram.numpy(), k))
+        return values, vectors
+    values, vectors = torch.linalg.eigh(gram)
+    return values[-k:].flip(0), vectors[:, -k:].mT.flip(0)
 
 
 def remaining_energy(a: Tensor, f: Factors) -> float:

@@ -12,13 +12,15 @@ from massmerge.bundle.download import refuse_hub
 from massmerge.bundle.merge_folder import recover
 from massmerge.bundle.reader import Bundle
 from massmerge.bundle.watched_files import SourceFiles
+from massmerge.engines.choose import opened_engine
+from massmerge.engines.job import Engine
 from massmerge.errors import InputError
 from massmerge.io import yaml_file as yamlfile
 from massmerge.io.yaml_file import Section
 from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.heads.text import template_sets
 from massmerge.merging.open_recipe import OpenedRecipe, open_recipe
-from massmerge.merging.run import Progress, carry_out, workers_or_all
+from massmerge.merging.run import Progress, carry_out, placement_for, workers_or_all
 from massmerge.recipe import FileHead, Recipe, TaskRecipe, TextHead, names_differ
 
 
@@ -82,8 +84,10 @@ def add(
     out: str | Path | None = None,
     folder: str | Path | None = None,
     workers: int | None = None,
+    engine: str | Engine | None = None,
     overwrite: bool = False,
     strict: bool = False,
+    device: str = "auto",
     progress: Progress | None = None,
     planned: Callable[[OpenedRecipe], None] = lambda prepared: None,
 ) -> Path:
@@ -98,8 +102,10 @@ def add(
         out: the folder to write; the bundle is changed in place by default.
         folder: what relative paths start from; the YAML file's own folder, else the current one.
         workers: as in `merge`.
+        engine: as in `merge`.
         overwrite: replace a bundle that is at `out`.
         strict: as in `merge`.
+        device: as in `merge`.
         progress: as in `merge`.
         planned: as in `merge`.
 
@@ -110,11 +116,13 @@ def add(
         InputError: bundle or tasks are wrong; nothing was written.
         MassError: the work failed.
     """
-    workers = workers_or_all(workers)
-    prepared = prepare_addition(bundle, tasks, folder=folder, workers=workers)
-    return carry_out(
-        prepared, out, workers=workers, overwrite=overwrite, strict=strict, progress=progress, planned=planned
-    )
+    place = placement_for(engine, device)
+    with opened_engine(engine, workers) as chosen:
+        prepared = prepare_addition(bundle, tasks, folder=folder, workers=workers_or_all(workers))
+        prepared.place = place
+        return carry_out(
+            prepared, out, engine=chosen, overwrite=overwrite, strict=strict, progress=progress, planned=planned
+        )
 
 
 def remove(
@@ -123,6 +131,7 @@ def remove(
     *,
     out: str | Path | None = None,
     workers: int | None = None,
+    engine: str | Engine | None = None,
     overwrite: bool = False,
     strict: bool = False,
     progress: Progress | None = None,
@@ -135,6 +144,7 @@ def remove(
         tasks: the names of one or several of its tasks.
         out: as in `add`.
         workers: as in `merge`.
+        engine: as in `merge`.
         overwrite: as in `add`.
         strict: as in `merge`.
         progress: as in `merge`.
@@ -147,11 +157,11 @@ def remove(
         InputError: there is no such bundle or task, or no task would be left; nothing was written.
         MassError: the work failed.
     """
-    workers = workers_or_all(workers)
-    prepared = prepare_removal(bundle, tasks, workers=workers)
-    return carry_out(
-        prepared, out, workers=workers, overwrite=overwrite, strict=strict, progress=progress, planned=planned
-    )
+    with opened_engine(engine, workers) as chosen:
+        prepared = prepare_removal(bundle, tasks, workers=workers_or_all(workers))
+        return carry_out(
+            prepared, out, engine=chosen, overwrite=overwrite, strict=strict, progress=progress, planned=planned
+        )
 
 
 def prepare_addition(

@@ -18,8 +18,8 @@ Limits = Mapping[str, tuple[int, ...]]
 """For each matrix the highest rank that each task's delta can have, 0 for a task that does not change it."""
 
 # Rough speeds of one core, for the estimate of time: products and the partial eigensolver, in operations a second.
-_PRODUCT_SPEED, _EIGEN_SPEED, _DISK_SPEED = 60e9, 12e9, 400e6
-_THIN_SPEED, _TENSOR_SECONDS = 15e9, 1e-3  # QR of thin matrices; reading two tensors and an SVD of a few rows
+PRODUCT_SPEED, EIGEN_SPEED, DISK_SPEED = 60e9, 12e9, 400e6
+THIN_SPEED, TENSOR_SECONDS = 15e9, 1e-3  # QR of thin matrices; reading two tensors and an SVD of a few rows
 _LIBRARIES = 500_000_000  # resident memory of the interpreter with torch and transformers
 
 
@@ -36,7 +36,9 @@ def peak_memory(matrices: list[TensorPlan], whole: list[TensorPlan], limits: Lim
     return _LIBRARIES + sum(largest)
 
 
-def merge_seconds(matrices: list[TensorPlan], limits: Limits, sizes: Sizes, workers: int) -> float:
+def merge_seconds(
+    matrices: list[TensorPlan], limits: Limits, sizes: Sizes, workers: int, *, base_read: bool = True
+) -> float:
     """A rough time: operations by the speed of one core, bytes by the speed of a disk.
 
     A delta that is known to be thin, as an adapter's, is never formed: what it costs grows with the square of its rank.
@@ -48,11 +50,11 @@ def merge_seconds(matrices: list[TensorPlan], limits: Limits, sizes: Sizes, work
         small, thin = min(m, n), _is_thin(t)
         for limit in filter(None, limits[t.name]):
             if thin(limit):
-                total += 6 * (m + n) * limit**2 / _THIN_SPEED + _TENSOR_SECONDS
+                total += 6 * (m + n) * limit**2 / THIN_SPEED + TENSOR_SECONDS
             else:
-                total += 2 * m * n * small / _PRODUCT_SPEED + 1.4 * small**3 / _EIGEN_SPEED
-        total += 2 * (sum(t.ranks) ** 2) * (m + n) / _PRODUCT_SPEED
-    return round(total / workers + 3 * sizes.counted / _DISK_SPEED + 0.5, 1)
+                total += 2 * m * n * small / PRODUCT_SPEED + 1.4 * small**3 / EIGEN_SPEED
+        total += 2 * (sum(t.ranks) ** 2) * (m + n) / PRODUCT_SPEED
+    return round(total / workers + 3 * (sizes.counted - (not base_read) * sizes.base) / DISK_SPEED + 0.5, 1)
 
 
 def _is_thin(t: TensorPlan) -> Callable[[int], bool]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from massmerge.bundle.merge_folder import MergeFolder
+from massmerge.bundle.parts import Parts, tensor_key
 from massmerge.errors import Problem
 from massmerge.io.tensor_file import read_tensor
 from massmerge.merging.open_recipe import OpenedRecipe
@@ -16,18 +16,18 @@ from massmerge.routing.separation import Separation, delta_cosines, random_adapt
 from massmerge.routing.sites import Site, voting_sites
 
 
-def findings(prepared: OpenedRecipe, work: MergeFolder) -> list[Problem]:
+def findings(prepared: OpenedRecipe, parts: Parts) -> list[Problem]:
     """Warnings about a merge, from its parts."""
-    found = [*_equal_experts(prepared, work), *_untrained_poolers(prepared)]
+    found = [*_equal_experts(prepared, parts), *_untrained_poolers(prepared)]
     if not prepared.recipe.merge.static and prepared.recipe.router.kind == "projection":
-        found += _inseparable_tasks(prepared, work)
+        found += _inseparable_tasks(prepared, parts)
     return found
 
 
-def _equal_experts(prepared: OpenedRecipe, work: MergeFolder) -> Iterator[Problem]:
+def _equal_experts(prepared: OpenedRecipe, parts: Parts) -> Iterator[Problem]:
     """Experts that change nothing, which most often is a mistake in the recipe."""
-    parts = [work.header(i) for i in range(len(prepared.plan.tensors))]
-    changed = sum((read_tensor(part["norm"]) for part in parts), start=torch.zeros(len(prepared.recipe.tasks)))
+    headers = [parts.header(tensor_key(i)) for i in range(len(prepared.plan.tensors))]
+    changed = sum((read_tensor(header["norm"]) for header in headers), start=torch.zeros(len(prepared.recipe.tasks)))
     for i, task in enumerate(prepared.recipe.tasks):
         if not changed[i] > 0:
             text = "is equal to the base: fine-tuning changed no tensor. Check which expert the recipe names."
@@ -47,24 +47,26 @@ def _untrained_poolers(prepared: OpenedRecipe) -> Iterator[Problem]:
             yield Problem(f"task {task.name} ({task.expert})", text, "warning")
 
 
-def _inseparable_tasks(prepared: OpenedRecipe, work: MergeFolder) -> Iterator[Problem]:
+def _inseparable_tasks(prepared: OpenedRecipe, parts: Parts) -> Iterator[Problem]:
     """Tasks whose subspaces the projection router cannot tell apart, and why."""
     tasks = prepared.plan.tasks
     ranks = {tensor.name: tensor.ranks for tensor in prepared.plan.tensors}
     sites = voting_sites(prepared.base.skeleton.model, prepared.recipe.router.site, ranks, len(tasks))
     if len(tasks) < 2 or not sites:
         return
-    targets = _targets(prepared, work)
+    targets = _targets(prepared, parts)
     yield from _shared_experts([task.name for task in tasks], targets)
     distinct = list(dict.fromkeys(targets))
     places = {tensor.name: i for i, tensor in enumerate(prepared.plan.tensors)}
-    bases = [of_common_rank([_basis(work, places, site, task) for task in distinct]) for site in sites]
+    bases = [of_common_rank([_basis(parts, places, site, task) for task in distinct]) for site in sites]
     yield from _poor_subspaces([tasks[i].name for i in distinct], [tasks[i].form for i in distinct], separation(bases))
 
 
-def _targets(prepared: OpenedRecipe, work: MergeFolder) -> list[int]:
+def _targets(prepared: OpenedRecipe, parts: Parts) -> list[int]:
     """For each task the first one with the same expert."""
-    headers = [work.header(i) for i, tensor in enumerate(prepared.plan.tensors) if tensor.matrix is not None]
+    headers = [
+        parts.header(tensor_key(i)) for i, tensor in enumerate(prepared.plan.tensors) if tensor.matrix is not None
+    ]
     if not headers:
         return list(range(len(prepared.plan.tasks)))
     rows = [[read_tensor(header[name]) for header in headers] for name in ("cosine", "norm", "energy")]
@@ -114,8 +116,9 @@ def _warning(what: str, more: str = "") -> Problem:
     )
 
 
-def _basis(work: MergeFolder, places: dict[str, int], site: Site, task: int) -> Tensor:
+def _basis(parts: Parts, places: dict[str, int], site: Site, task: int) -> Tensor:
     """A task's orthonormal rows at a site."""
-    parts = [work.header(places[name]) for name in site.tensors if name in places]
-    found = [(read_tensor(part[f"{task}.s"]), read_tensor(part[f"{task}.v"])) for part in parts if f"{task}.s" in part]
+    headers = [parts.header(tensor_key(places[name])) for name in site.tensors if name in places]
+    own = [header for header in headers if f"{task}.s" in header]
+    found = [(read_tensor(header[f"{task}.s"]), read_tensor(header[f"{task}.v"])) for header in own]
     return site_basis(found, max(len(s) for s, _ in found)) if found else torch.zeros(0, site.width)

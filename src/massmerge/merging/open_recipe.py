@@ -22,13 +22,14 @@ from massmerge.checkpoints.experts import task_model
 from massmerge.checkpoints.open_clip import OpenClipStore
 from massmerge.checkpoints.towers import has_towers, vision_tower
 from massmerge.errors import InputError, Problem, problems_error
+from massmerge.io.placement import Placement
 from massmerge.io.untrusted import CONFIGS, refuse_code
 from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.heads import HeadSource, find_base_head
 from massmerge.merging.heads.sources import named_files
 from massmerge.merging.heads.text import TextTower
 from massmerge.merging.open_tasks import Attempts, all_write, open_tasks, with_outputs
-from massmerge.merging.plan import Plan, plan_merge, touched_by
+from massmerge.merging.plan import Plan, copies_base, plan_merge, touched_by
 from massmerge.recipe import Recipe, TaskRecipe, TextHead
 from massmerge.routing.sites import choose_sites, find_sites
 
@@ -51,12 +52,19 @@ class OpenedRecipe:
     """The bundle that base and some of the tasks are taken from."""
     further: dict[str, dict[str, HeadSource]] = field(default_factory=dict)
     """Further heads of each task, by name."""
+    place: Placement = field(default_factory=Placement)
+    """Where what is made of the sources is computed."""
     plan: Plan = field(init=False)
 
     @property
     def opened(self) -> list[TaskRecipe]:
         """The tasks whose own sources are opened: all that no bundle gives."""
         return tasks_besides(self.recipe, self.bundled)
+
+    @property
+    def copies_base(self) -> bool:
+        """Whether what is written holds the base's weights, or says where they lie."""
+        return copies_base(self.recipe, self.plan.sizes.base)
 
 
 def tasks_besides(recipe: Recipe, bundled: Bundled | None) -> list[TaskRecipe]:
@@ -86,7 +94,13 @@ def recipe_and_folder(recipe: Recipe | str | Path, folder: str | Path | None) ->
 
 
 def open_recipe(
-    recipe: Recipe, folder: Path, *, download: bool, workers: int = 2, bundled: Bundled | None = None
+    recipe: Recipe,
+    folder: Path,
+    *,
+    download: bool,
+    workers: int = 2,
+    bundled: Bundled | None = None,
+    plan: Plan | None = None,
 ) -> OpenedRecipe:
     """Open every source of a recipe and plan its merge, collecting problems instead of stopping at the first.
 
@@ -96,6 +110,7 @@ def open_recipe(
         download: whether weights are fetched from a hub, or only headers.
         workers: how many tensors will be worked on at once.
         bundled: a bundle that gives the base and the tasks it names; sources of the other tasks alone are opened.
+        plan: what another process has planned of the same sources, which saves looking which tensors experts change.
     """
     attempt, tasks = Attempts(), tasks_besides(recipe, bundled)
     files = bundled.files if bundled else SourceFiles()
@@ -133,9 +148,12 @@ def open_recipe(
     attempt.problems += _input_problems(
         recipe, tasks, folder, bundled.names if bundled and bundled.moments() else set()
     )
-    attempt("router.site", partial(_check_sites, recipe, base))
-    attempt.problems += _further_problems(recipe, heads)
     prepared = OpenedRecipe(recipe, folder, base, experts, heads, processor, base_head, files, bundled, further)
+    if plan is not None:
+        prepared.plan = plan
+        return prepared
+    attempt.problems += _further_problems(recipe, heads)
+    attempt("router.site", partial(_check_sites, recipe, base))
     touched = {
         name: attempt(f"task {name} ({expert.source.text})", partial(touched_by, prepared, expert)) or set()
         for name, expert in experts.items()

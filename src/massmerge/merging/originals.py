@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from massmerge.checkpoints.expert_tensors import ExpertTensor, Kept, difference, finite
 from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.merging.plan import TensorPlan
+
+KeptOf = Callable[[TensorPlan, str, Callable[[], Tensor]], Kept | None]
+"""The factors of a task's delta, given tensor, task and what reads the base's own: none where the delta is zero."""
+_UNREAD = torch.empty(0)
 
 
 class Originals:
@@ -17,7 +23,7 @@ class Originals:
         self._prepared = prepared
         self.tasks = tuple(task.name for task in prepared.recipe.tasks)
         self.slots = prepared.base.skeleton.slots
-        self.dtype = prepared.base.dtype
+        self.dtype, self.device = prepared.base.dtype, prepared.place.device
         share = prepared.recipe.merge.rank
         self._energy = share if isinstance(share, float) else None
 
@@ -25,13 +31,13 @@ class Originals:
         """The base's tensor; zeros where only experts have it."""
         base = self._prepared.base
         if name not in base.readings:
-            return torch.zeros(self.slots[name].shape, dtype=self.dtype)
-        return finite(base.read(name), f"base ({self._prepared.recipe.base})", name)
+            return torch.zeros(self.slots[name].shape, dtype=self.dtype, device=self.device)
+        return finite(base.read(name).to(self.device), f"base ({self._prepared.recipe.base})", name)
 
     def read(self, task: str, name: str) -> ExpertTensor:
         """The expert's tensor."""
         expert = self._prepared.experts[task]
-        found = expert.read(name)
+        found = expert.read(name).to(self.device)
         for part in found.parts:
             finite(part, f"task {task} ({expert.source.text})", name)
         return found
@@ -50,7 +56,7 @@ class Originals:
             return difference(base, self.whole(tensor, task, base))
         return self.read(task, tensor.name).matrix(base, tensor.kind)
 
-    def kept(self, tensor: TensorPlan, task: str, base: Tensor) -> Kept | None:
-        """The expert's factors at the recipe's rank; none where the delta is zero."""
-        rank = tensor.ranks[self.tasks.index(task)]
-        return self.read(task, tensor.name).keep(base, tensor.kind, rank, self._energy)
+    def kept(self, tensor: TensorPlan, task: str, base: Callable[[], Tensor]) -> Kept | None:
+        """The expert's factors at the recipe's rank; none where the delta is zero. The base is read if it takes part."""
+        rank, found = tensor.ranks[self.tasks.index(task)], self.read(task, tensor.name)
+        return found.keep(base() if found.needs_base else _UNREAD, tensor.kind, rank, self._energy)

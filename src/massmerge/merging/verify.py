@@ -16,7 +16,8 @@ from massmerge.bundle.watched_files import SourceFiles
 from massmerge.checkpoints.expert_tensors import difference
 from massmerge.checkpoints.skeleton import Kind
 from massmerge.errors import InputError, problems_error
-from massmerge.linalg.factors import remaining_energy
+from massmerge.io.placement import Placement
+from massmerge.linalg.factors import Factors, remaining_energy
 from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.open_recipe import OpenedRecipe, open_recipe
 
@@ -83,6 +84,7 @@ def verify_bundle(
     *,
     experts: bool = False,
     folder: str | Path | None = None,
+    device: str = "auto",
     progress: Callable[[str], None] = lambda name: None,
 ) -> Verification:
     """Check every checksum, and with `experts` every delta against the original expert.
@@ -91,6 +93,7 @@ def verify_bundle(
         bundle: the bundle's folder.
         experts: whether to read the experts that the bundle's recipe names.
         folder: what the recipe's relative paths start from; the current folder by default.
+        device: where deltas are compared, as in `merge`.
         progress: called with the name of each file and tensor.
 
     Raises:
@@ -102,6 +105,7 @@ def verify_bundle(
     if damage or not experts:
         return Verification(str(bundle), files, damage)
     prepared = _prepare(opened, Path(folder or "."))
+    prepared.place = Placement.exact(device)
     tasks = tuple(_verify_task(opened, prepared, i, progress) for i in range(len(opened.tasks)))
     return Verification(str(bundle), files, damage, tasks)
 
@@ -136,14 +140,15 @@ def _verify_task(
             if not _whole_agrees(bundle.whole(task.name, tensor.name), base, own, tensor.kind):
                 faults.append(f"{tensor.name}: not the expert's value")
             continue
-        change = given.matrix(base, tensor.kind)
+        device = prepared.place.device
+        change = given.to(device).matrix(base.to(device), tensor.kind)
         length = float(change.double().norm())
         factors = bundle.factors(task.name, tensor.name)
         if factors is None:
             if length > 0:
                 faults.append(f"{tensor.name}: the expert changes it, the bundle does not")
             continue
-        stored = factors._replace(u=factors.u.float(), v=factors.v.float())
+        stored = Factors(*(part.to(device, torch.float32) for part in factors))
         difference = math.sqrt(remaining_energy(change, stored))
         promised = math.sqrt(max(0.0, 1.0 - float(bundle.statistics["energy"][rows[tensor.name], position])))
         tolerance = _TOLERANCE[factors.u.dtype] + bundle.task_file(task.name).rounding(tensor.name)

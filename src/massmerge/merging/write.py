@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -26,8 +26,8 @@ from massmerge.bundle.layout import (
     further_home,
     task_folder,
 )
-from massmerge.bundle.manifest import write_manifest
-from massmerge.bundle.merge_folder import MergeFolder
+from massmerge.bundle.manifest import FileEntry, write_manifest
+from massmerge.bundle.parts import Parts, tensor_key
 from massmerge.checkpoints import Source
 from massmerge.checkpoints.expert_tensors import finite
 from massmerge.errors import InputError
@@ -40,30 +40,56 @@ from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.merging.plan import TensorPlan
 from massmerge.recipe import Recipe, TaskRecipe
 
+LargeFile = tuple[Path, int | None, int]
+"""A file's path in the result, the position of its task if it is one's, and about its bytes."""
 
-def assemble_bundle(prepared: OpenedRecipe, work: MergeFolder, fingerprint: str) -> None:
-    """Write the bundle to the work folder's result."""
-    out = work.result
+
+def bundle_files(prepared: OpenedRecipe) -> list[LargeFile]:
+    """The large files of a bundle: the base's weights, and each task's factors."""
+    plan = prepared.plan
+    copied = [(Path(BASE_WEIGHTS), None, plan.sizes.base)] if prepared.copies_base else []
+    tasks = [
+        (task_folder(Path(), task.name) / FACTORS, position, task.factor_bytes + task.whole_bytes)
+        for position, task in enumerate(plan.tasks)
+    ]
+    return [*copied, *tasks]
+
+
+def write_bundle_file(prepared: OpenedRecipe, parts: Parts, task: int | None, path: Path) -> None:
+    """Write a task's factors, or with no task the base's weights."""
+    if task is None:
+        _write_base(prepared, path)
+    else:
+        _write_task(prepared, parts, task, path)
+
+
+def assemble_bundle(
+    prepared: OpenedRecipe, parts: Parts, out: Path, fingerprint: str, known: Mapping[str, FileEntry]
+) -> None:
+    """Write what a bundle has besides its large files.
+
+    Args:
+        prepared: what is merged.
+        parts: the finished tensors.
+        out: the folder, with the large files in it.
+        fingerprint: of the merge.
+        known: the manifest's entries of the large files.
+    """
     recipe, plan = prepared.recipe, prepared.plan
-    (out / BASE).mkdir()
+    (out / BASE).mkdir(exist_ok=True)
     write_config(prepared, out / BASE)
-    if recipe.merge.base == "copy":
-        _write_base(prepared, out / BASE_WEIGHTS)
     if prepared.base_head is not None:
         write_head(out / BASE, prepared.base_head)
     copy_processor(prepared, out / PROCESSOR)
-    for position, task in enumerate(recipe.tasks):
-        folder = task_folder(out, task.name)
-        folder.mkdir(parents=True)
-        _write_task(prepared, work, position, folder)
-        copy_head(prepared, task, folder)
-    _write_statistics(prepared, work, out / STATISTICS)
+    for task in recipe.tasks:
+        copy_head(prepared, task, task_folder(out, task.name))
+    _write_statistics(prepared, parts, out / STATISTICS)
     if prepared.bundled is not None and (moments := prepared.bundled.moments()):
         write_tensors(out / ROUTER, moments)
     if recipe.router.first_pass == "fixed":
-        _write_fixed(prepared, work, out / FIXED)
+        _write_fixed(prepared, parts, out / FIXED)
     (out / RECIPE).write_text(recipe.dump(), encoding="utf-8", newline="\n")
-    ranks = _ranks(prepared, work)
+    ranks = _ranks(prepared, parts)
     (out / CARD).write_text(bundle_card(prepared, ranks), encoding="utf-8", newline="\n")
     base_terms, terms = terms_of_all(prepared)
     tasks = [
@@ -73,11 +99,11 @@ def assemble_bundle(prepared: OpenedRecipe, work: MergeFolder, fingerprint: str)
     ]
     base = {"class": plan.base_class, "source": plan.base, "revision": plan.base_revision, "bytes": plan.sizes.base}
     base |= {"dtype": str(prepared.base.dtype).removeprefix("torch.")} | base_terms.to_dict()
-    if recipe.merge.base == "by_reference":
+    if not prepared.copies_base:
         base |= {"location": _location(prepared.base.source), "sha256": base_sha256(prepared.base)}
     said = {**common(prepared, fingerprint), "base": base, "tasks": tasks, "ranks": ranks}
     encoded = any(_encoded(recipe, tensor) for tensor in plan.tensors)
-    write_manifest(out, said | ({"format_version": ENCODED_FORMAT} if encoded else {}))
+    write_manifest(out, said | ({"format_version": ENCODED_FORMAT} if encoded else {}), known)
 
 
 def _encoded(recipe: Recipe, tensor: TensorPlan) -> bool:
@@ -142,43 +168,43 @@ def copy_processor(prepared: OpenedRecipe, folder: Path) -> None:
         shutil.copyfile(path, folder / name)
 
 
-def _write_task(prepared: OpenedRecipe, work: MergeFolder, position: int, folder: Path) -> None:
+def _write_task(prepared: OpenedRecipe, parts: Parts, position: int, path: Path) -> None:
     """One task's factors and whole tensors, streamed from the parts."""
     infos: dict[str, TensorInfo] = {}
     for index, tensor in enumerate(prepared.plan.tensors):
-        header = work.header(index)
+        header = parts.header(tensor_key(index))
         for part in PARTS:
             if f"{position}.{part}" in header:
                 infos[f"{tensor.name}.{part}"] = header[f"{position}.{part}"]
         if f"{position}.whole" in header:
             infos[tensor.name] = header[f"{position}.whole"]
-    write_stream(folder / FACTORS, infos, (read_bytes(info) for info in infos.values()))
+    write_stream(path, infos, (read_bytes(info) for info in infos.values()))
 
 
-def _matrix_headers(prepared: OpenedRecipe, work: MergeFolder) -> Iterator[tuple[str, dict[str, TensorInfo]]]:
+def _matrix_headers(prepared: OpenedRecipe, parts: Parts) -> Iterator[tuple[str, dict[str, TensorInfo]]]:
     for index, tensor in enumerate(prepared.plan.tensors):
         if tensor.matrix is not None:
-            yield tensor.name, work.header(index)
+            yield tensor.name, parts.header(tensor_key(index))
 
 
-def _ranks(prepared: OpenedRecipe, work: MergeFolder) -> dict[str, list[int]]:
+def _ranks(prepared: OpenedRecipe, parts: Parts) -> dict[str, list[int]]:
     count = len(prepared.recipe.tasks)
     return {
         name: [header[f"{i}.s"].shape[0] if f"{i}.s" in header else 0 for i in range(count)]
-        for name, header in _matrix_headers(prepared, work)
+        for name, header in _matrix_headers(prepared, parts)
     }
 
 
-def _write_statistics(prepared: OpenedRecipe, work: MergeFolder, path: Path) -> None:
+def _write_statistics(prepared: OpenedRecipe, parts: Parts, path: Path) -> None:
     """A row for each matrix, in the order of the manifest's `ranks`."""
-    rows = [header for _, header in _matrix_headers(prepared, work)]
+    rows = [header for _, header in _matrix_headers(prepared, parts)]
     names = ("norm", "energy", "cosine", "accepted")
     count = len(prepared.recipe.tasks)
     stacked = {n: [read_tensor(header[n]) for header in rows] for n in names}
     write_tensors(path, {n: torch.stack(v) if v else torch.zeros(0, count) for n, v in stacked.items()})
 
 
-def _write_fixed(prepared: OpenedRecipe, work: MergeFolder, path: Path) -> None:
+def _write_fixed(prepared: OpenedRecipe, parts: Parts, path: Path) -> None:
     """The core matrices: with the tasks' factors they are the fixed model."""
-    infos = {name: header["core"] for name, header in _matrix_headers(prepared, work) if "core" in header}
+    infos = {name: header["core"] for name, header in _matrix_headers(prepared, parts) if "core" in header}
     write_stream(path, infos, (read_bytes(info) for info in infos.values()))

@@ -63,6 +63,8 @@ def adapt(
     *,
     check: Mapping[str, Iterable[Any]] | None = None,
     count: int = MOST,
+    device: str = "auto",
+    dtype: str = "auto",
     progress: Step = lambda name: None,
 ) -> Adaptation:
     """Learn what is usual from mixed inputs whose tasks nobody knows, and route by it from then on if that is better.
@@ -73,6 +75,8 @@ def adapt(
         check: some inputs of each task to judge by. Without them two halves of the voters must agree on more of the inputs
             than before, by more than chance, and tell as much of each other.
         count: how many inputs are used at most.
+        device: where to run, as in `load`.
+        dtype: the type to run in, as in `load`.
         progress: called for each input that is read.
 
     Raises:
@@ -81,7 +85,7 @@ def adapt(
     """
 
     def fit(opened: Path) -> tuple[Adaptation, FittedRouter | None]:
-        model = load(opened, router="projection", check=True)
+        model = load(opened, router="projection", device=device, dtype=dtype, check=True)
         if len(model.tasks) < 2:
             raise InputError(f"{path}: one task needs no routing.")
         looks = _traffic(model, inputs, count, progress)

@@ -24,6 +24,25 @@ def is_conversation(item: Any) -> bool:
     return isinstance(item, list | tuple) and bool(item) and all(is_message(one) for one in item)
 
 
+def prompts_of(prompts: Any, messages: Sequence[Any] | None) -> Any:
+    """What was given of the two.
+
+    Args:
+        prompts: texts, conversations or other inputs.
+        messages: one conversation, or several.
+
+    Raises:
+        InputError: both, neither, or messages that are none.
+    """
+    if (prompts is None) == (messages is None):
+        raise InputError("give prompts or messages, one of them.")
+    if messages is None:
+        return prompts
+    if is_conversation(messages) or (messages and all(is_conversation(one) for one in messages)):
+        return messages
+    raise InputError('messages is a list of mappings with a role: [{"role": "user", "content": "…"}].')
+
+
 def render(tokenizer: Any, messages: Sequence[Message]) -> str:
     """The prompt of a conversation, ready for the answer; special tokens stand in it, so none may be added to it.
 
@@ -46,6 +65,15 @@ def render(tokenizer: Any, messages: Sequence[Message]) -> str:
     except (TemplateError, TypeError, ValueError) as error:
         raise InputError(f"the base's chat template does not take these messages: {error}") from None
     return text
+
+
+def last_turn(messages: Sequence[Message]) -> list[Message] | None:
+    """What a user said last, behind the system prompt; none where the conversation is no more than that."""
+    users = [place for place, message in enumerate(messages) if message["role"] == "user"]
+    if len(users) < 2:
+        return None
+    system = [message for message in messages[: users[0]] if message["role"] in ("system", "developer")]
+    return [*system, *messages[users[-1] :]]
 
 
 def empty_prompt(tokenizer: Any) -> str | None:

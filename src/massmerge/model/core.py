@@ -16,7 +16,7 @@ from massmerge.errors import InputError
 from massmerge.io.placement import Placement
 from massmerge.model.answers import Prediction, Routing, make_prediction
 from massmerge.model.heads.classify import Head, backbone_call
-from massmerge.model.inputs import InputReader, Row, read_batches
+from massmerge.model.inputs import Batch, ChatRow, InputReader, Row, read_batches
 from massmerge.model.second_pass.install import PROBE_BATCH, Observed, observe
 from massmerge.model.trees import take_rows
 from massmerge.recipe import AnswerOptions, ProblemType
@@ -114,7 +114,14 @@ class Core:
     def batch(self, rows: list[Row], *, left: bool = False) -> dict[str, Tensor]:
         """Rows as one batch, where the backbone is; padded on the left if that is wanted."""
         self.refuse_damage()
-        return self.placement.batch(self.reader.batch(rows, left=left))
+        batch = self._placed(rows, left=left)
+        talks = [(place, row.turn) for place, row in enumerate(rows) if isinstance(row, ChatRow)]
+        if talks:
+            batch.turns = [place for place, _ in talks], self._placed([turn for _, turn in talks])
+        return batch
+
+    def _placed(self, rows: list[Row], *, left: bool = False) -> Batch:
+        return Batch(self.placement.batch(self.reader.batch(rows, left=left)))
 
     # Backbone and heads
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from massmerge.errors import InputError
 from massmerge.model.answers import Generation, Routing, answered, clear, or_raised
+from massmerge.model.chat import prompts_of
 from massmerge.model.core import Core
 from massmerge.model.decode import Piece, StepDecoder
 from massmerge.model.generate import Generator
@@ -43,8 +44,9 @@ class Generative(RoutingModel):
 
     def generate(
         self,
-        prompts: Any,
+        prompts: Any = None,
         *,
+        messages: Sequence[Any] | None = None,
         task: str | Sequence[str] | None = None,
         batch_size: int = 8,
         unknown: Unknown | dict[str, float] | None = None,
@@ -56,7 +58,8 @@ class Generative(RoutingModel):
         """Write an answer to each prompt, for bundles of encoder-decoders and decoders; prompts are routed one by one.
 
         Args:
-            prompts: texts, or what else `predict` takes.
+            prompts: texts, conversations, or what else `predict` takes.
+            messages: instead, the messages of one conversation, or of several: mappings of `role` and `content`.
             task: as in `predict`.
             batch_size: how many prompts run at once.
             unknown: as in `predict`.
@@ -70,7 +73,7 @@ class Generative(RoutingModel):
         """
         given: dict[str, Any] = {"task": task, "batch_size": batch_size, "unknown": unknown, "memory": memory}
         write = partial(self.generate_many, on_error=on_error, **given, **options)
-        return all_together(several(prompts), session, write)
+        return all_together(several(prompts_of(prompts, messages)), session, write)
 
     def generate_many(
         self,
@@ -135,11 +138,18 @@ class Generative(RoutingModel):
                 yield at + place, piece
             at += len(rows)
 
-    def generate_stream(self, prompt: Any, *, task: str | Sequence[str] | None = None, **options: Any) -> TextStream:
+    def generate_stream(
+        self,
+        prompt: Any = None,
+        *,
+        messages: Sequence[Any] | None = None,
+        task: str | Sequence[str] | None = None,
+        **options: Any,
+    ) -> TextStream:
         """The answer to one prompt while it is written: iterate over the result; `task` and `routing` are known at once."""
         choice = self.stages.choice(self.core.positions(task))
         generator = self._generator(choice, options)
-        row = generator.read(prompt)
+        row = generator.read(prompts_of(prompt, messages))
         return generator.stream(row, self._clear([row], choice)[0][0])
 
     def decoder(self) -> StepDecoder:

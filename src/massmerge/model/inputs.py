@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 from massmerge.checkpoints.pretrained import in_words, pretrained_image_processor, pretrained_tokenizer
 from massmerge.checkpoints.sources import PROCESSOR_FILES
 from massmerge.errors import InputError
-from massmerge.model.chat import is_conversation, is_message, render
+from massmerge.model.chat import Message, is_conversation, is_message, last_turn, render
 
 MAX_PIXELS = 100_000_000
 _TEXT_LIMIT = 10_000_000  # characters; longer ones would stall the tokenizer before it truncates
@@ -43,6 +43,33 @@ class CutRow(Row):
         cut = cls(row)
         cut.length = length
         return cut
+
+
+class ChatRow(Row):
+    """The row of a conversation of several turns.
+
+    Attributes:
+        turn: the row of the last turn alone.
+    """
+
+    turn: Row
+
+    @classmethod
+    def of(cls, row: Row, turn: Row) -> ChatRow:
+        """A conversation with its last turn."""
+        chat = cls(row)
+        chat.turn = turn
+        return chat
+
+
+class Batch(dict[str, Tensor]):
+    """Inputs as tensors.
+
+    Attributes:
+        turns: of inputs that are conversations of several turns, their positions and the last turns alone as a batch.
+    """
+
+    turns: tuple[list[int], dict[str, Tensor]] | None = None
 
 
 class InputReader:
@@ -83,7 +110,7 @@ class InputReader:
         if self.image:
             return {"pixel_values": self._pixels(item)}
         if is_conversation(item):
-            return self._tokens(render(self.processor, item), special=False)
+            return self._conversation(item)
         return self._tokens(item)
 
     def batch(self, rows: list[Row], *, left: bool = False) -> dict[str, Tensor]:
@@ -140,6 +167,13 @@ class InputReader:
                 raise InputError(f"{name} must lie between 0 and {bounds[name] - 1}.")
 
     # Text
+
+    def _conversation(self, messages: Sequence[Message]) -> Row:
+        row = self._tokens(render(self.processor, messages), special=False)
+        last = last_turn(messages)
+        if last is None or isinstance(row, CutRow):
+            return row
+        return ChatRow.of(row, self._tokens(render(self.processor, last), special=False))
 
     def _tokens(self, item: Any, *, special: bool = True) -> Row:
         pair = (

@@ -20,7 +20,7 @@ from massmerge.bundle.factors import TaskTensors
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.skeleton import Skeleton, Slot
 from massmerge.errors import InputError, MassError
-from massmerge.io.placement import Placement
+from massmerge.io.placement import Placement, moved
 from massmerge.model.base import load_base
 from massmerge.model.core import Core, LabelledHead
 from massmerge.model.heads.classify import Head, backbone_call, load_head
@@ -51,7 +51,7 @@ from massmerge.model.trees import shared_copy
 from massmerge.routing import Site
 from massmerge.routing.confidence import DATA_FREE, ConfidenceRule
 from massmerge.routing.projection import ProjectionRouter
-from massmerge.routing.router import Router, moved
+from massmerge.routing.router import Router
 from massmerge.routing.routers import find_router
 from massmerge.routing.separation import separation
 from massmerge.routing.sites import probe_inputs, watched_sites

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import AutoModel
 
@@ -16,6 +17,7 @@ from massmerge.bundle.problem_types import read_problem
 from massmerge.checkpoints.backbone import BACKBONE, auto_class
 from massmerge.checkpoints.pretrained import model_class, pretrained_model
 from massmerge.errors import InputError, listing
+from massmerge.io.placement import Placement
 from massmerge.io.tensor_file import read_header, read_tensor
 from massmerge.model.base import ready_to_run
 from massmerge.model.core import Core
@@ -65,6 +67,12 @@ class StaticFolder:
         return model_class(self._class) if self.writes else AutoModel
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The type of its numbers."""
+        kinds = [info.dtype for info in read_header(self.model / "model.safetensors").values()]
+        return next((kind for kind in kinds if kind.is_floating_point), torch.float32)
+
+    @property
     def head_bytes(self) -> int:
         """Bytes of heads and label names."""
         files = [f for task in self.tasks for part in (HEAD, LABELS) for f in self._files(self.home(task) / part)]
@@ -100,15 +108,17 @@ class StaticModel(OneBackbone):
 
     Args:
         path: the folder.
+        device: where to run, as in `load`.
+        dtype: the type to run in, as in `load`.
 
     Raises:
         InputError: it is no static merge, is damaged, or a task has no head.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, device: str = "auto", dtype: str = "auto") -> None:
         folder = StaticFolder(path)
         self.path, self.method, self.needs_task = folder.path, folder.method, folder.needs_task
-        super().__init__(_open(folder), folder.nbytes)
+        super().__init__(_open(folder, Placement.choose(device, dtype, folder.dtype)), folder.nbytes)
         self._loaded: str | None = folder.tasks[0]
 
     def _forward(self, batch: dict[str, Tensor], task: str | None) -> Any:
@@ -127,9 +137,9 @@ class StaticModel(OneBackbone):
             self._loaded = task
 
 
-def _open(folder: StaticFolder) -> Core:
-    model = pretrained_model(folder.model_class, folder.model)
-    model = ready_to_run(model, set(read_header(folder.model / "model.safetensors")))
+def _open(folder: StaticFolder, place: Placement) -> Core:
+    model = pretrained_model(folder.model_class, folder.model, place.storage)
+    model = ready_to_run(model, set(read_header(folder.model / "model.safetensors"))).to(place.device)
     reader = InputReader(folder.model, model.config, image=model.main_input_name == "pixel_values")
     if folder.writes:
         return Core(model, folder.tasks, {}, {}, reader, folder.shared_labels)
@@ -142,4 +152,4 @@ def _open(folder: StaticFolder) -> Core:
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    return {name: read_tensor(info).float() for name, info in read_header(folder / "model.safetensors").items()}
+    return {name: read_tensor(info) for name, info in read_header(folder / "model.safetensors").items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -53,10 +52,12 @@ class Answerer(Answering):
         self.core.positions(task)
         base = self.core.base
         writing = Writing(self.core.reader, base.config, base.generation_config, options)
+
+        def write(batch: dict[str, Tensor]) -> list[list[int]]:
+            return self._generate(writing, task, self.core.placement.batch(batch))
+
         for rows in self.core.rows(prompts, batch_size, on_error, writing.read):
-            yield from answered(
-                rows, lambda good: writing.texts(good, partial(self._generate, writing, task)), Generation
-            )
+            yield from answered(rows, lambda good: writing.texts(good, write), Generation)
 
     def _generate(self, writing: Writing, task: str | None, batch: dict[str, Tensor]) -> list[list[int]]:
         """New tokens for a batch of prompts."""
@@ -171,7 +172,8 @@ class OneBackbone(Answerer):
             output = self._forward(batch, own[0])
             free = [Prediction(None)] * count
             if not self.needs_task:
-                free = self.core.answers(output, batch, [self.tasks] * count)
+                every = sum(map(len, self.labels.values()))  # so that the best label of each head is among them
+                free = self.core.answers(output, batch, [self.tasks] * count, top=every)
             yield from zip(free, self.core.answers(output, batch, own), strict=True)
             at += count
 

@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from massmerge.routing.projection import ProjectionRouter
 
 _TINY = 1e-30
-
-
-@dataclass(frozen=True)
-class Neutral:
-    """What a voter sees of inputs that belong to no task.
-
-    Attributes:
-        rows: activations (n, d).
-        nearest: whether an input is compared with the row that is most like it, as a prompt with the template that it is
-            written in; else with the mean of all.
-    """
-
-    rows: Tensor
-    nearest: bool = False
 
 
 class NeutralRouter(ProjectionRouter):
@@ -37,20 +21,17 @@ class NeutralRouter(ProjectionRouter):
 
     Args:
         bases: as in `ProjectionRouter`.
-        neutral: what the voter sees of inputs that belong to no task.
+        neutral: activations of inputs that belong to no task (n, d).
         learned: tasks whose subspaces were learned.
         own: the router of those alone, at the rank that they have in common.
     """
 
     def __init__(
-        self, bases: list[Tensor], neutral: Neutral, learned: Sequence[int] = (), own: ProjectionRouter | None = None
+        self, bases: list[Tensor], neutral: Tensor, learned: Sequence[int] = (), own: ProjectionRouter | None = None
     ) -> None:
         super().__init__(bases, alike=True)  # they tell less than others, and prototypes count more beside them
         self._learned, self._own = list(learned), own
-        usual = self._share(neutral.rows)
-        usual = usual if neutral.nearest else usual.mean(0, keepdim=True)
-        self._usual = usual.clamp_min(torch.finfo(usual.dtype).eps)
-        self._directions = normalize(neutral.rows, dim=1)
+        self._usual = self._share(neutral).mean(0).clamp_min(torch.finfo(neutral.dtype).eps)
 
     def __call__(self, z: Tensor) -> Tensor:
         """Scores (batch, T) of activations (batch, d)."""
@@ -65,9 +46,7 @@ class NeutralRouter(ProjectionRouter):
 
     def lift(self, z: Tensor, scores: Tensor) -> Tensor:
         """How many times as much of each activation a task holds as of neutral ones (batch, T)."""
-        if len(self._usual) == 1:
-            return self._share(z) / self._usual
-        return self._share(z) / self._usual[(z @ self._directions.mT).argmax(1)]
+        return self._share(z) / self._usual
 
     def _share(self, z: Tensor) -> Tensor:
         """Of each activation the share that a task's subspace holds (batch, T)."""

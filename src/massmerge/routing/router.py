@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from massmerge.routing.activation import Activation
 
 if TYPE_CHECKING:
     from massmerge.routing.projection import ProjectionRouter
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -74,29 +70,6 @@ class RouterKind(ABC):
     @abstractmethod
     def load(self, voters: Sequence[str], kept: dict[str, Tensor], subspaces: list[ProjectionRouter]) -> Router:
         """The router of what `fit` has kept."""
-
-
-def moved(part: _T, device: torch.device) -> _T:
-    """A router, or what else decides, with all of its tensors on a device; one that is there already is kept as it is."""
-    return part if device.type == "cpu" else _moved(part, device, {})
-
-
-def _moved(part: Any, device: torch.device, known: dict[int, Any]) -> Any:
-    """The same for any value; what several routers share stays shared."""
-    if isinstance(part, Tensor):
-        return part.to(device)
-    if isinstance(part, nn.Module):
-        return copy.deepcopy(part).to(device)
-    if isinstance(part, list | tuple):
-        return type(part)(_moved(one, device, known) for one in part)
-    if isinstance(part, dict):
-        return {name: _moved(one, device, known) for name, one in part.items()}
-    if not type(part).__module__.startswith("massmerge."):
-        return part
-    if id(part) not in known:
-        found = known[id(part)] = copy.copy(part)
-        vars(found).update({name: _moved(one, device, known) for name, one in vars(part).items()})
-    return known[id(part)]
 
 
 def place_of(voters: Sequence[str]) -> str:

@@ -74,6 +74,17 @@ def random_adapters(found: Separation, forms: Sequence[str]) -> list[int]:
     return [i for i, form in enumerate(forms) if form == "adapter" and found.random(i)]
 
 
+def own_starts(found: Separation, forms: Sequence[str]) -> list[int]:
+    """Positions of the adapters that are like no other: those of one random start share most of their directions.
+
+    Args:
+        found: how the tasks' subspaces lie.
+        forms: `full` or `adapter`, of each task.
+    """
+    adapters = [i for i, form in enumerate(forms) if form == "adapter"]
+    return [i for i in adapters if not any(found.alike(i, j) for j in adapters if j != i)]
+
+
 def delta_cosines(cosine: Tensor, norm: Tensor, energy: Tensor) -> Tensor:
     """Cosines (T, T) of the tasks' factored deltas, all matrices together.
 

@@ -126,6 +126,7 @@ def _explain(prediction: Prediction, waited: float, top: int) -> dict[str, Any]:
         "margin": routing.margin,
         "lift": routing.lift,
         "agreement": routing.agreement,
+        "confidences": routing.confidences,
         "typicality": routing.typicality,
         "site": routing.site,
         "heads": {task: [_label(a) for a in answers] for task, answers in heads_of(prediction, top).items()},

@@ -57,6 +57,12 @@ class Loaded:
         """The kind of input."""
         return "image" if self.model.takes_images else "text"
 
+    @property
+    def chats(self) -> bool:
+        """Whether the base has a chat template."""
+        reader = self.model.core.reader
+        return not reader.image and reader.has_processor and bool(getattr(reader.processor, "chat_template", None))
+
     def tasks(self) -> list[dict[str, Any]]:
         """The tasks, as `/v1/tasks` answers them."""
         return [
@@ -75,6 +81,7 @@ class Loaded:
             "name": settings.model_name,
             "kind": self.kind,
             "answers": self.answers,
+            "chat": self.chats,
             "base": {"source": report.base, "class": report.base_class, "bytes": report.base_bytes},
             "tasks": self.tasks(),
             "sizes": report.sizes,

@@ -172,6 +172,9 @@ class ExplanationAnswer(BaseModel):
     margin: float | None = Field(description="How far the best task is ahead, in standard deviations over the tasks.")
     lift: float | None = Field(description="How much more of the activation the best task holds than chance would.")
     agreement: float | None = Field(description="How far the voters agree on the best task, from 0 to 1.")
+    confidences: dict[str, float] = Field(
+        description="Where candidates answered an unclear input: how sure the head of each was; else empty."
+    )
     typicality: float | None = Field(description="Share of the tasks' own inputs that is less typical; if calibrated.")
     site: str
     heads: dict[str, list[LabelScore]] = Field(description="The best labels of each task of the selected set.")
@@ -269,6 +272,7 @@ class BundleAnswer(BaseModel):
     name: str
     kind: Literal["text", "image"]
     answers: Literal["labels", "text", "tasks"] = Field(description="What inputs are answered with.")
+    chat: bool = Field(description="Whether the base has a chat template, which makes prompts of conversations.")
     base: dict[str, Any]
     tasks: list[TaskAnswer]
     sizes: dict[str, int]

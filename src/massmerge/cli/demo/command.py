@@ -19,22 +19,27 @@ from massmerge.errors import InputError
 @click.option("--folder", type=click.Path(file_okay=False),
               help="Folder to write to; ./mass-demo by default, a temporary folder with --tiny.")  # fmt: skip
 @click.option("--vision", is_flag=True, help="Use the experts of the vision suite (make suite-vision).")
+@click.option("--llm", is_flag=True, help="Chat with SmolLM2-135M and four adapters that come with mass.")
 @click.option("--tiny", is_flag=True, help="Use a tiny base and three experts with random weights instead.")
 @click.option("--generate", "writes", is_flag=True, help="With --tiny: a T5 and two generative experts.")
 @verb
-def demo(folder: str | None, vision: bool, tiny: bool, writes: bool, as_json: bool, quiet: bool) -> None:
+def demo(folder: str | None, vision: bool, llm: bool, tiny: bool, writes: bool, as_json: bool, quiet: bool) -> None:
     """Show what mass does: merge real experts, evaluate the bundle, explain answers (a minute).
 
     Five experts of one small text model come with mass. Everything stays in the folder for you to try.
     """
-    if vision and tiny:
-        raise InputError("--vision and --tiny are two demos. Choose one.")
+    if vision + llm + tiny > 1:
+        raise InputError("--vision, --llm and --tiny are different demos. Choose one.")
     if writes and not tiny:
-        raise InputError("--generate needs --tiny: mass comes with no generative experts.")
+        raise InputError("--generate needs --tiny; --llm shows generative experts that mass comes with.")
     began = time.perf_counter()
     if tiny:
         place = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="mass-demo-"))
         found: dict[str, Any] = show_tiny(place, writes=writes, quiet=quiet or as_json)
+    elif llm:
+        from massmerge.cli.demo.llm import show_llm
+
+        found = show_llm(Path(folder or "mass-demo-llm"), quiet=quiet or as_json)
     else:
         # The libraries behind these take seconds to load, which the other verbs should not pay for.
         from massmerge.cli.demo.text import make_text_demo

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from massmerge.merging.static.deltas import Deltas
@@ -16,7 +15,7 @@ def tall_mask(delta: Tensor, total: Tensor, threshold: float) -> Tensor:
 def consensus(deltas: Deltas, *, threshold: float, least: int) -> Tensor:
     """The sum of all deltas where at least `least` tasks find it important, else zero."""
     total = deltas.sum()
-    votes = torch.zeros(deltas.shape, dtype=torch.int32)
+    votes = deltas.zeros().int()
     for _, delta in deltas:
         votes += tall_mask(delta, total, threshold)
     return total * (votes >= least)

@@ -12,9 +12,10 @@ from massmerge.merging.static.deltas import Deltas
 
 def dare(deltas: Deltas, *, drop: float, seed: int) -> Tensor:
     """The sum of the deltas, each with its entries dropped with probability `drop` and divided by `1 - drop`."""
-    total = torch.zeros(deltas.shape)
+    total = deltas.zeros()
     for task, delta in deltas:
-        total += delta * kept_entries(delta.shape, drop, seed, task, deltas.tensor) / (1 - drop)
+        kept = kept_entries(delta.shape, drop, seed, task, deltas.tensor).to(delta.device)
+        total += delta * kept / (1 - drop)
     return total
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from massmerge.io.placement import CPU
 from massmerge.linalg.factors import Factors, truncated_svd
 
 
@@ -27,14 +28,20 @@ class Deltas:
     """A task's delta, in float32."""
     factor: Callable[[str], Factors | None]
     """A task's factors at the recipe's rank; none where the delta is zero. Matrices only."""
+    device: torch.device = CPU
+    """Where all of them are."""
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for task in self.tasks:
             yield task, self.read(task)
 
+    def zeros(self) -> Tensor:
+        """A delta of zeros."""
+        return torch.zeros(self.shape, device=self.device)
+
     def sum(self) -> Tensor:
         """The sum of all deltas."""
-        total = torch.zeros(self.shape)
+        total = self.zeros()
         for _, delta in self:
             total += delta
         return total
@@ -59,4 +66,5 @@ class Deltas:
         def factor(task: str) -> Factors | None:
             return truncated_svd(given[task], rank or min(shape)) if bool(given[task].any()) else None
 
-        return cls(tensor, shape, count or len(given), tuple(given), given.__getitem__, factor)
+        device = next(iter(given.values())).device
+        return cls(tensor, shape, count or len(given), tuple(given), given.__getitem__, factor, device)

@@ -15,7 +15,7 @@ from massmerge.merging.static.rounds import Known, Round
 def unify(deltas: Deltas) -> Tensor:
     """In each entry the sign of the sum, and the largest magnitude among the tasks of that sign."""
     positive = deltas.sum() > 0  # a sum of zero elects the negative sign
-    largest = torch.zeros(deltas.shape)
+    largest = deltas.zeros()
     for _, delta in deltas:
         largest = torch.maximum(largest, torch.where(positive, delta, -delta))
     return torch.where(positive, largest, -largest)
@@ -32,7 +32,7 @@ def mean_sizes(deltas: Deltas, known: Known) -> Tensor:
     sizes = torch.zeros(len(known.tasks), 2, dtype=torch.float64)
     for task, delta in deltas:
         both = torch.stack([delta, unified * agrees(delta, unified)]).flatten(1)
-        sizes[known.tasks.index(task)] = both.abs().mean(1, dtype=torch.float64)
+        sizes[known.tasks.index(task)] = both.abs().mean(1, dtype=torch.float64).cpu()
     return sizes
 
 
@@ -64,4 +64,4 @@ def restored(part: dict[str, Tensor], task: str) -> Tensor | None:
 
 
 def _pack(mask: Tensor) -> Tensor:
-    return torch.from_numpy(np.packbits(mask.numpy().reshape(-1)))
+    return torch.from_numpy(np.packbits(mask.cpu().numpy().reshape(-1)))

@@ -15,7 +15,7 @@ _NOISE = 1e-6
 def iso_c(deltas: Deltas) -> Tensor:
     """The sum of all deltas with every singular value replaced by their mean."""
     u, s, v = _real_directions(deltas.sum(), min(deltas.shape))
-    return s.mean() * (u @ v) if len(s) else torch.zeros(deltas.shape)
+    return s.mean() * (u @ v) if len(s) else deltas.zeros()
 
 
 def iso_cts(deltas: Deltas, *, common: float) -> Tensor:
@@ -34,7 +34,7 @@ def iso_cts(deltas: Deltas, *, common: float) -> Tensor:
     for _, delta in deltas:
         parts.append(_real_directions(delta - shared @ (shared.mT @ delta), own))
     u, s, v = torch.cat([p.u for p in parts], 1), torch.cat([p.s for p in parts]), torch.cat([p.v for p in parts])
-    return s.mean() * (polar_factor(u) @ polar_factor(v)) if len(s) else torch.zeros(deltas.shape)
+    return s.mean() * (polar_factor(u) @ polar_factor(v)) if len(s) else deltas.zeros()
 
 
 def _real_directions(matrix: Tensor, most: int) -> Factors:

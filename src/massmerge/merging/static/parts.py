@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from concurrent.futures import Executor
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from massmerge.checkpoints.expert_tensors import difference
 from massmerge.checkpoints.skeleton import from_matrix
 from massmerge.linalg.factors import Factors
 from massmerge.merging.open_recipe import OpenedRecipe
-from massmerge.merging.originals import Originals
+from massmerge.merging.originals import KeptOf, Originals
 from massmerge.merging.plan import TensorPlan
 from massmerge.merging.static import (
     KEEPING_METHODS,
@@ -21,6 +21,7 @@ from massmerge.merging.static import (
     Deltas,
     KeepingMethod,
     Known,
+    Round,
     StaticMethod,
     average,
 )
@@ -45,51 +46,67 @@ class StaticParts:
         entries = sum(math.prod(self._slots[name].shape) for name in floating)
         self._known = Known(self._originals.tasks, entries, options.own())
         self._scale = scale_of(options.method, len(self._known.tasks), options.own())
-        self._merged = [t for t in prepared.plan.tensors if _is_merged(t)]
+        self._looked_at = [i for i, t in enumerate(prepared.plan.tensors) if _is_merged(t)]
 
     @property
-    def looks(self) -> int:
-        """At how many tensors the method looks before it merges the first."""
-        return len(self._method.rounds) * len(self._merged)
+    def rounds(self) -> tuple[Round, ...]:
+        """Looks at all tensors that the method takes before it merges the first."""
+        return self._method.rounds
 
-    def look(self, pool: Executor, workers: int, seen: Callable[[str], None]) -> None:
-        """Find what the method must know of all tensors together; `seen` is called with the name of each.
+    @property
+    def looked_at(self) -> list[int]:
+        """The tensors that are looked at, by their places in the plan."""
+        return self._looked_at
 
-        Figures are added up in the order of the plan, so that the sums are the same whatever the number of workers.
-        """
-        for step in self._method.rounds:
+    def figures(self, tensors: Mapping[int, TensorPlan], step: int, found: Mapping[str, Any]) -> dict[str, Tensor]:
+        """What one look sees of tensors: figures of each under its place, or one sum of them where sums are exact."""
+        self.know(found)
+        look = self._method.rounds[step].look
+        seen: dict[str, Tensor] = {}
+        for place, tensor in tensors.items():
+            figures = look(self._deltas(tensor, self._originals.base(tensor.name), self._originals.kept), self._known)
+            if figures.is_floating_point():
+                seen[str(place)] = figures
+            else:  # whole numbers add up to the same in any order
+                seen["sum"] = seen["sum"] + figures if "sum" in seen else figures
+        return seen
 
-            def figures_of(tensor: TensorPlan, look: Callable[[Deltas, Known], Tensor] = step.look) -> Tensor:
-                return look(self._deltas(tensor, self._originals.base(tensor.name)), self._known)
+    def conclude(self, step: int, seen: Iterable[dict[str, Tensor]]) -> dict[str, Any]:
+        """What follows from a look at all tensors; figures are added up in the order of the plan."""
+        total, places = torch.zeros(()), dict[int, Tensor]()
+        for figures in seen:
+            places |= {int(place): tensor for place, tensor in figures.items() if place != "sum"}
+            if "sum" in figures:
+                total = total.to(figures["sum"].dtype) + figures["sum"]
+        for place in sorted(places):
+            total = total.to(places[place].dtype) + places[place]
+        self._known.found.update(self._method.rounds[step].conclude(total, self._known))
+        return dict(self._known.found)
 
-            total = torch.zeros(())
-            for start in range(0, len(self._merged), workers):
-                group = self._merged[start : start + workers]
-                for tensor, figures in zip(group, pool.map(figures_of, group), strict=True):
-                    total = total.to(figures.dtype) + figures
-                    seen(tensor.name)
-            self._known.found.update(step.conclude(total, self._known))
+    def know(self, found: Mapping[str, Any]) -> None:
+        """What looks at all tensors have found, by whichever worker."""
+        self._known.found.update(found)
 
-    def part(self, tensor: TensorPlan) -> dict[str, Tensor]:
-        """What a tensor becomes."""
+    def part(self, tensor: TensorPlan, kept: KeptOf) -> dict[str, Tensor]:
+        """What a tensor becomes; `kept` gives the tasks' factors."""
         base = self._originals.base(tensor.name)
         norm = torch.zeros(len(self._known.tasks))
         if not tensor.in_base or (isinstance(self._method, KeepingMethod) and not self._applies(tensor)):
             part = self._own(tensor, base, norm)
         elif isinstance(self._method, KeepingMethod):
-            part = self._method.compress(self._deltas(tensor, base, norm), self._known)
+            part = self._method.compress(self._deltas(tensor, base, kept, norm), self._known)
             part = {name: _stored(name, value, base.dtype) for name, value in part.items()}
         else:
-            part = {"merged": self._one(tensor, base, norm)}
+            part = {"merged": self._one(tensor, base, kept, norm)}
         return part | {"norm": norm}
 
     def _applies(self, tensor: TensorPlan) -> bool:
         """Whether the method is for this tensor, and not only for matrices."""
         return _is_merged(tensor) and (tensor.matrix is not None or not self._method.matrices)
 
-    def _one(self, tensor: TensorPlan, base: Tensor, norm: Tensor) -> Tensor:
+    def _one(self, tensor: TensorPlan, base: Tensor, kept: KeptOf, norm: Tensor) -> Tensor:
         """The tensor of one merged model; integers stay the base's."""
-        deltas = self._deltas(tensor, base, norm)
+        deltas = self._deltas(tensor, base, kept, norm)
         assert not isinstance(self._method, KeepingMethod)
         if not base.is_floating_point():
             deltas.sum()  # for the norms
@@ -111,7 +128,7 @@ class StaticParts:
             return values
         return {"merged": torch.stack([value.float() for value in values.values()]).mean(0).to(base.dtype)}
 
-    def _deltas(self, tensor: TensorPlan, base: Tensor, norm: Tensor | None = None) -> Deltas:
+    def _deltas(self, tensor: TensorPlan, base: Tensor, kept: KeptOf, norm: Tensor | None = None) -> Deltas:
         """The tensor's deltas; the lengths of those that are read are written to `norm`."""
 
         def read(task: str) -> Tensor:
@@ -121,14 +138,14 @@ class StaticParts:
             return found
 
         def factor(task: str) -> Factors | None:
-            found = self._originals.kept(tensor, task, base)
+            found = kept(tensor, task, lambda: base)
             if norm is not None and found is not None:
                 norm[self._known.tasks.index(task)] = found.norm
             return found.factors if found is not None else None
 
         shape = tensor.matrix or tensor.shape
         tasks = self._originals.touching(tensor)
-        return Deltas(tensor.name, shape, len(self._known.tasks), tasks, read, factor)
+        return Deltas(tensor.name, shape, len(self._known.tasks), tasks, read, factor, self._originals.device)
 
 
 def _is_merged(tensor: TensorPlan) -> bool:

@@ -26,7 +26,7 @@ def coarse_histogram(deltas: Deltas, known: Known) -> Tensor:
     for task, delta in deltas:
         row = counts[known.tasks.index(task)]
         for bits in _bits(delta):
-            row += torch.bincount(bits[bits > 0] >> _LOW_BITS, minlength=_COARSE)
+            row += torch.bincount(bits[bits > 0] >> _LOW_BITS, minlength=_COARSE).cpu()
     return counts
 
 
@@ -49,7 +49,7 @@ def fine_histogram(deltas: Deltas, known: Known) -> Tensor:
         row = known.tasks.index(task)
         for bits in _bits(delta):
             inside = bits[(bits >> _LOW_BITS == known.found["bins"][row]) & (bits > 0)]
-            counts[row] += torch.bincount(inside & (_FINE - 1), minlength=_FINE)
+            counts[row] += torch.bincount(inside & (_FINE - 1), minlength=_FINE).cpu()
     return counts
 
 
@@ -63,7 +63,7 @@ def find_thresholds(counts: Tensor, known: Known) -> dict[str, dict[str, float]]
 
 def sign_votes(deltas: Deltas, known: Known) -> Tensor:
     """Entries that elect + minus entries that elect -."""
-    return _trimmed_sum(deltas, known.found["thresholds"]).sign().to(torch.int64).sum()
+    return _trimmed_sum(deltas, known.found["thresholds"]).sign().to(torch.int64).sum().cpu()
 
 
 def find_majority(votes: Tensor, known: Known) -> dict[str, int]:
@@ -82,7 +82,7 @@ def ties(deltas: Deltas, *, thresholds: dict[str, float], majority: int, combine
     """Entries of the trimmed deltas that agree with the elected sign, their mean or their sum."""
     sign = _trimmed_sum(deltas, thresholds).sign_()
     sign.masked_fill_(sign == 0, majority)
-    total, agreeing = torch.zeros(deltas.shape), torch.zeros(deltas.shape)
+    total, agreeing = deltas.zeros(), deltas.zeros()
     for task, delta in deltas:
         for change, elected, added, count in _pieces(delta, sign, total, agreeing):
             agrees = (change * elected > 0) & (change.abs() >= thresholds[task])
@@ -92,7 +92,7 @@ def ties(deltas: Deltas, *, thresholds: dict[str, float], majority: int, combine
 
 
 def _trimmed_sum(deltas: Deltas, thresholds: dict[str, float]) -> Tensor:
-    total = torch.zeros(deltas.shape)
+    total = deltas.zeros()
     for task, delta in deltas:
         for change, added in _pieces(delta, total):
             added += change * (change.abs() >= thresholds[task])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from massmerge.linalg.factors import Factors, tsv_merge
@@ -12,7 +11,7 @@ from massmerge.merging.static.deltas import Deltas
 def tsv_m(deltas: Deltas) -> Tensor:
     """The tasks' factors side by side, both bases replaced by their polar factors."""
     factors = list(deltas.factors().values())
-    return tsv_merge(factors) if factors else torch.zeros(deltas.shape)
+    return tsv_merge(factors) if factors else deltas.zeros()
 
 
 def tsv_c(deltas: Deltas) -> dict[str, Tensor]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
 
 from massmerge.bundle.layout import CARD, HEADS, STATIC_RECIPE
-from massmerge.bundle.manifest import write_manifest
-from massmerge.bundle.merge_folder import MergeFolder
+from massmerge.bundle.manifest import FileEntry, write_manifest
+from massmerge.bundle.parts import Parts, tensor_key
 from massmerge.checkpoints.skeleton import from_matrix
 from massmerge.io.tensor_file import TensorInfo, read_bytes, read_tensor, tensor_bytes, write_stream
 from massmerge.merging.card import checkpoint_card
@@ -16,44 +17,74 @@ from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.merging.plan import TensorPlan
 from massmerge.merging.static import KEEPING_METHODS
 from massmerge.merging.static.scales import scale_of
-from massmerge.merging.write import base_bytes, common, copy_head, copy_processor, write_config
+from massmerge.merging.write import LargeFile, base_bytes, common, copy_head, copy_processor, write_config
 
-"""Folder of the tasks' heads beside one merged model."""
+_WEIGHTS = "model.safetensors"
 
 
-def assemble_checkpoint(prepared: OpenedRecipe, work: MergeFolder, fingerprint: str) -> None:
-    """Write one merged model as an ordinary Hugging Face folder, the tasks' heads in a folder beside its weights."""
-    out = work.result
-    write_config(prepared, out)
-    merged = {t.name: work.header(i)["merged"] for i, t in enumerate(prepared.plan.tensors)}
-    infos = {n: merged[n] if n in merged else prepared.base.info(n) for n in sorted({*prepared.base.slots, *merged})}
+def checkpoint_files(prepared: OpenedRecipe) -> list[LargeFile]:
+    """The weights of the merged model, or of each task's where the method keeps the tasks apart."""
+    size = prepared.plan.sizes.base
+    if prepared.recipe.merge.keeps_tasks:
+        return [(Path(task.name) / _WEIGHTS, i, size) for i, task in enumerate(prepared.recipe.tasks)]
+    return [(Path(_WEIGHTS), None, size)]
+
+
+def write_checkpoint_file(prepared: OpenedRecipe, parts: Parts, task: int | None, path: Path) -> None:
+    """Write the weights of one task's model, or with no task those of the model that all were merged into."""
+    if task is not None:
+        _write_restored(prepared, _headers(prepared, parts), prepared.recipe.tasks[task].name, path)
+        return
+    merged = _merged(prepared, parts)
+    infos = _infos(prepared, merged)
     data = (read_bytes(merged[name]) if name in merged else base_bytes(prepared, name) for name in infos)
-    write_stream(out / "model.safetensors", infos, data)
+    write_stream(path, infos, data)
+
+
+def _headers(prepared: OpenedRecipe, parts: Parts) -> dict[TensorPlan, dict[str, TensorInfo]]:
+    return {t: parts.header(tensor_key(i)) for i, t in enumerate(prepared.plan.tensors)}
+
+
+def _merged(prepared: OpenedRecipe, parts: Parts) -> dict[str, TensorInfo]:
+    return {t.name: header["merged"] for t, header in _headers(prepared, parts).items()}
+
+
+def _infos(prepared: OpenedRecipe, merged: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """The tensors of the merged model."""
+    base = prepared.base
+    return {n: merged[n] if n in merged else base.info(n) for n in sorted({*base.slots, *merged})}
+
+
+def assemble_checkpoint(
+    prepared: OpenedRecipe, parts: Parts, out: Path, fingerprint: str, known: Mapping[str, FileEntry]
+) -> None:
+    """Write what an ordinary Hugging Face folder has besides its weights, the tasks' heads in a folder beside them."""
+    write_config(prepared, out)
     copy_processor(prepared, out)
     for task in prepared.recipe.tasks if not prepared.base.writes else ():
         (out / HEADS / task.name).mkdir(parents=True)
         copy_head(prepared, task, out / HEADS / task.name)
     options = prepared.recipe.merge.own()
     scale = {"scale": scale_of(prepared.plan.method, len(prepared.plan.tasks), options)} if "scale" in options else {}
+    infos = _infos(prepared, _merged(prepared, parts))
     needed = sum(info.nbytes for name, info in infos.items() if name not in prepared.base.output)
-    _finish(prepared, out, fingerprint, needed, scale)
+    _finish(prepared, out, fingerprint, needed, scale, known)
 
 
-def assemble_checkpoints(prepared: OpenedRecipe, work: MergeFolder, fingerprint: str) -> None:
-    """Write a checkpoint for each task, with its head; and what all of them would weigh in the method's own form."""
-    out = work.result
-    parts = {t: work.header(i) for i, t in enumerate(prepared.plan.tensors)}
+def assemble_checkpoints(
+    prepared: OpenedRecipe, parts: Parts, out: Path, fingerprint: str, known: Mapping[str, FileEntry]
+) -> None:
+    """Write what a checkpoint of each task has besides its weights; and what all would weigh in the method's own form."""
     for task in prepared.recipe.tasks:
         folder = out / task.name
-        folder.mkdir()
         write_config(prepared, folder)
-        _write_restored(prepared, parts, task.name, folder / "model.safetensors")
         copy_processor(prepared, folder)
         copy_head(prepared, task, folder)
-    counted = [part for tensor, part in parts.items() if tensor.name not in prepared.base.output]
+    headers = _headers(prepared, parts)
+    counted = [part for tensor, part in headers.items() if tensor.name not in prepared.base.output]
     compressed = sum(info.nbytes for part in counted for name, info in part.items() if name != "norm")
     base = sum(prepared.base.info(name).nbytes for name in prepared.base.slots if name not in prepared.base.output)
-    _finish(prepared, out, fingerprint, base + compressed, {})
+    _finish(prepared, out, fingerprint, base + compressed, {}, known)
 
 
 def _write_restored(
@@ -90,7 +121,14 @@ def _restored(prepared: OpenedRecipe, tensor: TensorPlan, part: dict[str, Tensor
     return from_matrix(change, prepared.base.slots[tensor.name])
 
 
-def _finish(prepared: OpenedRecipe, out: Path, fingerprint: str, needed: int, more: dict[str, float]) -> None:
+def _finish(
+    prepared: OpenedRecipe,
+    out: Path,
+    fingerprint: str,
+    needed: int,
+    more: dict[str, float],
+    known: Mapping[str, FileEntry],
+) -> None:
     """Recipe, card and manifest."""
     (out / STATIC_RECIPE).write_text(prepared.recipe.dump(), encoding="utf-8", newline="\n")
     (out / CARD).write_text(checkpoint_card(prepared), encoding="utf-8", newline="\n")
@@ -102,4 +140,4 @@ def _finish(prepared: OpenedRecipe, out: Path, fingerprint: str, needed: int, mo
         "needed_bytes": needed,
         **more,
     }
-    write_manifest(out, {**common(prepared, fingerprint), **about})
+    write_manifest(out, {**common(prepared, fingerprint), **about}, known)

@@ -203,11 +203,14 @@ class StepDecoder:
         finite = (scores < torch.inf).all(-1).tolist()
         found = []
         for i, row in enumerate(self._rows):
-            if not finite[i]:
-                found.append(Piece(row.id, None, end="error", error=NOT_FINITE))
-                continue
             own = scores[i : i + 1]
-            found.append(self._piece(row, own, _chosen(row, own) if row.random or row.prompt.processors else best[i]))
+            token: int | None = best[i] if finite[i] else None
+            if finite[i] and (row.random or row.prompt.processors):
+                token = _chosen(row, own)
+            if token is None:
+                found.append(Piece(row.id, None, end="error", error=NOT_FINITE))
+            else:
+                found.append(self._piece(row, own, token))
         return found
 
     def _piece(self, row: _Row, scores: Tensor, token: int) -> Piece:
@@ -232,9 +235,11 @@ def _segments(rows: list[_Row]) -> Segments:
     return Segments(tuple(parts), len(rows))
 
 
-def _chosen(row: _Row, scores: Tensor) -> int:
-    """The next token as the row's options have it, from raw scores (1, vocabulary)."""
+def _chosen(row: _Row, scores: Tensor) -> int | None:
+    """The next token as the row's options have it, from raw scores (1, vocabulary); none where they leave no numbers."""
     processed = row.prompt.processors(row.ids, scores.clone())
     if row.random is None:
         return int(processed.argmax(-1))
-    return int(torch.multinomial(processed.softmax(-1), 1, generator=row.random))
+    shares = processed.softmax(-1)
+    # Such as a temperature so low that scores become infinite: the fault of this prompt, and not of the others.
+    return int(torch.multinomial(shares, 1, generator=row.random)) if bool(shares.isfinite().all()) else None

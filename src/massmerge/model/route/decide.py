@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from massmerge.recipe import RouterOptions, Unknown
 from massmerge.routing import Activation, agreements, margins, select, vote, weigh
 from massmerge.routing.confidence import DATA_FREE, PROBABLE, ConfidenceRule, strengths, task_probabilities
 from massmerge.routing.router import Router
+
+_LAST_TURN = 0.5  # chosen on validation rows, see docs/results/llm.md
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,23 @@ def cast_votes(voters: list[Voter], activations: list[Activation], router: Route
     scores = router(activations)
     opinions = torch.stack(scores.opinions).cpu()  # in one copy; what is decided by them is small
     return Votes(voters, list(opinions), None if scores.lifts is None else scores.lifts.cpu(), scores.probable)
+
+
+def with_last_turns(votes: Votes, places: list[int], turns: Votes) -> Votes:
+    """Votes on conversations in which the last turns count too, half as much as the whole.
+
+    A whole conversation stays with the task that it began with, which is right for *and this one?* and wrong for another
+    request; the last turn alone is the other way round.
+
+    Args:
+        votes: on whole conversations, and on other inputs.
+        places: which of them have a last turn of their own.
+        turns: votes on these turns.
+    """
+    scores = [whole.clone() for whole in votes.scores]
+    for whole, last in zip(scores, turns.scores, strict=True):
+        whole[places] = (whole[places] + _LAST_TURN * last) / (1 + _LAST_TURN)
+    return replace(votes, scores=scores)
 
 
 @torch.inference_mode()

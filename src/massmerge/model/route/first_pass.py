@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -42,6 +44,8 @@ class _Running:
     seen: dict[int, Activation]
     mask: Tensor | None
     batch: int
+    stops: bool = True
+    """Whether nothing is computed behind the last voter."""
 
 
 class FirstPass:
@@ -74,7 +78,7 @@ class FirstPass:
             for place in own:
                 if place not in running.seen:
                     running.seen[place] = _seen(args[0], self.voters[place].token, running.mask, running.batch)
-            if final:
+            if final and running.stops:
                 raise _Stop
 
         return collect
@@ -107,6 +111,16 @@ class FirstPass:
         finally:
             del self._here.running
         return [running.seen[place] for place in range(len(self.voters))]
+
+    @contextmanager
+    def watching(self, inputs: dict[str, Tensor]) -> Iterator[Callable[[], list[Activation]]]:
+        """Collect in a pass that this thread makes inside, and that is run to its end; gives what tells what was seen."""
+        count = next(iter(inputs.values())).shape[0]
+        running = self._here.running = _Running({}, inputs.get("attention_mask"), count, stops=False)
+        try:
+            yield lambda: [running.seen[place] for place in range(len(self.voters))]
+        finally:
+            del self._here.running
 
 
 def _in_order(parts: list[Activation], groups: list[list[int]]) -> Activation:

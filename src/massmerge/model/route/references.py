@@ -28,24 +28,21 @@ def random_words(model: PreTrainedModel) -> Batch:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def empty_prompts(model: PreTrainedModel, processor: Path) -> list[Batch] | None:
-    """Prompts that ask for nothing: the chat template around an empty message, and a newline; none without a tokenizer.
+def empty_prompt_of(model: PreTrainedModel, processor: Path, *, template: bool = True) -> Batch | None:
+    """A prompt that asks for nothing: the chat template around an empty message, or a newline; none without a tokenizer.
 
     Args:
         model: runs the first pass.
         processor: the bundle's folder of the tokenizer.
+        template: whether prompts are written by the chat template, where the tokenizer has one.
     """
     try:
         tokenizer = pretrained_tokenizer(processor)
     except InputError:
         return None  # ready tensors are all that such a bundle takes
-    chat = empty_prompt(tokenizer)
-    rows = [tokenizer(text, add_special_tokens=chat != text)["input_ids"] for text in (chat, "\n") if text is not None]
-    vocabulary = model.config.vocab_size
-    known = [ids for ids in rows if ids and max(ids) < vocabulary]
-    return [_batch(ids, model) for ids in known] or None
-
-
-def _batch(tokens: list[int], model: PreTrainedModel) -> Batch:
+    chat = empty_prompt(tokenizer) if template else None
+    tokens = tokenizer("\n" if chat is None else chat, add_special_tokens=chat is None)["input_ids"]
+    if not tokens or max(tokens) >= model.config.vocab_size:
+        return None
     ids = torch.tensor([tokens], device=model.device)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -25,7 +25,7 @@ from torch import Tensor
 from massmerge.errors import InputError
 from massmerge.model.answers import Prediction, Routing, typical_or_none
 from massmerge.model.route.candidates import settle, spread
-from massmerge.model.route.decide import Choice, Votes, cast_votes, count_votes
+from massmerge.model.route.decide import Choice, Votes, cast_votes, count_votes, with_last_turns
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.recipe import RouterOptions, Unknown
 from massmerge.routing import Activation, Site
@@ -95,6 +95,10 @@ class SecondLook(Look):
         ]
 
 
+Seen = Callable[[Look, list[int]], list[Activation]]
+"""What the voters of a look have seen of the inputs at some positions."""
+
+
 @dataclass(frozen=True)
 class Stages:
     """The stages of a loaded bundle.
@@ -160,7 +164,12 @@ class Stages:
         return Choice(self.tasks, allowed or everything, self.options, self.top_k, limits, self.rule, self.targets)
 
     def route(
-        self, batch: dict[str, Tensor], choice: Choice, by: str = "input", session: SessionKeys | None = None
+        self,
+        batch: dict[str, Tensor],
+        choice: Choice,
+        by: str = "input",
+        session: SessionKeys | None = None,
+        seen: Seen | None = None,
     ) -> tuple[list[Routing], dict[str, float]]:
         """The routing of each input of a batch, and what it took in milliseconds; no head has been asked.
 
@@ -169,42 +178,57 @@ class Stages:
             choice: what is decided among; a task that is given needs no look.
             by: `input`, or `batch` for one decision by the first inputs.
             session: the inputs' sessions, whose evidence is shared.
+            seen: what voters have seen of the inputs at some positions, where a pass has been made already.
         """
         count = next(iter(batch.values())).shape[0]
         if len(choice.allowed) == 1:
             name = self.tasks[choice.allowed[0]]
             return [Routing({}, {name: 1.0}, [name], "none: the task was given", probabilities={name: 1.0})] * count, {}
         if by == "input":
-            return self.look(batch, choice, session=session)
-        routings, timings = self.look({k: v[:BATCH_PROBES] for k, v in batch.items()}, choice, shared=True)
+            return self.look(batch, choice, session=session, seen=seen)
+        first = {k: v[:BATCH_PROBES] for k, v in batch.items()}
+        routings, timings = self.look(first, choice, shared=True, seen=seen)
         return routings * count, timings
 
     def look(
-        self, batch: dict[str, Tensor], choice: Choice, *, shared: bool = False, session: SessionKeys | None = None
+        self,
+        batch: dict[str, Tensor],
+        choice: Choice,
+        *,
+        shared: bool = False,
+        session: SessionKeys | None = None,
+        seen: Seen | None = None,
     ) -> tuple[list[Routing], dict[str, float]]:
         """The same by the looks, whatever was given; with `shared` one decision for all inputs."""
-        passes = 0.0
+        count = next(iter(batch.values())).shape[0]
+        passes, everything = 0.0, list(range(count))
         typical: list[Tensor] = []
 
-        def votes(look: Look, rows: dict[str, Tensor], own: SessionKeys | None) -> Votes:
+        def votes(look: Look, rows: list[int], own: SessionKeys | None) -> Votes:
             nonlocal passes
             began = time.perf_counter()
-            activations = look.first_pass(rows)
+            if seen is None:
+                part = batch if len(rows) == count else {k: v[torch.tensor(rows)] for k, v in batch.items()}
+                activations = look.first_pass(part)
+            else:
+                activations = seen(look, rows)
             passes += milliseconds(began)
             if look is self.first and self.watch is not None:
-                self.watch(self, rows, activations)
+                self.watch(self, batch, activations)
             if look is self.first and self.typical is not None:
                 typical.append(self.typical([a.pooled() for a in activations], choice.allowed))
             cast = cast_votes(look.voters, activations, look.router)
+            if look is self.first and (turns := getattr(batch, "turns", None)):
+                cast = with_last_turns(cast, turns[0], cast_votes(look.voters, look.first_pass(turns[1]), look.router))
             return cast if own is None else replace(cast, scores=own.memory.combined(look, own.keys, cast.scores))
 
         def again(unsure: list[int]) -> Votes:
             assert self.second is not None
             own = None if session is None else session.of(unsure)
-            return votes(self.second, batch if shared else {k: v[torch.tensor(unsure)] for k, v in batch.items()}, own)
+            return votes(self.second, everything if shared else unsure, own)
 
         began = time.perf_counter()
-        routings = self.decide(votes(self.first, batch, session), again, choice, shared=shared)
+        routings = self.decide(votes(self.first, everything, session), again, choice, shared=shared)
         for found in typical:
             values = [float(found.mean())] if shared else found.tolist()
             routings = [typical_or_none(r, v, choice.unknown) for r, v in zip(routings, values, strict=True)]

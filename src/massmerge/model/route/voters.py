@@ -14,17 +14,21 @@ from massmerge.bundle.layout import ROUTER
 from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
 from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
-from massmerge.model.route.first_pass import FirstPass, Voter
-from massmerge.model.route.references import empty_prompts, is_decoder, random_words
+from massmerge.model.route.first_pass import FirstPass, Token, Voter
+from massmerge.model.route.references import empty_prompt_of, is_decoder, random_words
 from massmerge.recipe import Recipe, RouterOptions
 from massmerge.routing import Site, choose_sites
-from massmerge.routing.neutral import Neutral, NeutralRouter
+from massmerge.routing.neutral import NeutralRouter
 from massmerge.routing.projection import ProjectionRouter, Score, of_common_rank, site_basis
 from massmerge.routing.router import Router
 from massmerge.routing.routers import find_router
-from massmerge.routing.separation import random_adapters, separation, without_common
+from massmerge.routing.separation import own_starts, random_adapters, separation, without_common
 from massmerge.routing.typicality import Typicality
 
+_TOKENS: dict[str, tuple[Token, ...]] = {
+    "cls": ("cls",), "mean": ("mean",), "last": ("last",), "each": ("each",),
+    "both": ("cls", "mean"), "mean_and_last": ("mean", "last"),
+}  # fmt: skip
 TYPICAL = "typical"
 """Stands before the names of what tells typical inputs from others, as a router's kind does before its own."""
 
@@ -35,7 +39,7 @@ def choose_voters(
     """Sites and tokens that vote.
 
     A class token is there in most image models; in text it is one word among others. A decoder's last token has seen the
-    whole prompt, which tells more of adapters that hardly left their random starts.
+    whole prompt; of adapters that hardly left their random starts it tells more, and something else than the mean.
     """
     tasks = range(len(tensors.names))
 
@@ -43,17 +47,17 @@ def choose_voters(
         return sum(any(tensors.changes(task, name) for name in site.tensors) for task in tasks)
 
     chosen = choose_sites(sites, recipe.router.site, covered, half=half)
-    random = _reads_text(base) and bool(_random_starts(chosen, tensors))
+    random = _reads_text(base) and bool(_random_starts(chosen, tensors, base))
     if recipe.router.site == "auto" and random:
         least = min(map(covered, chosen))
         chosen = [site for site in choose_sites(sites, "auto", letters="AOMD") if covered(site) >= least]
     token = recipe.router.token
     if token == "auto" and is_decoder(base) and random:
-        token = "last"
+        token = "mean_and_last"
     elif token == "auto":
         names = {name.rpartition(".")[2] for name, _ in base.named_parameters()}
         token = "both" if names & {"cls_token", "class_embedding"} else "mean"
-    return [Voter(site, t) for site in chosen for t in (("cls", "mean") if token == "both" else (token,))]
+    return [Voter(site, t) for site in chosen for t in _TOKENS[token]]
 
 
 def make_router(bundle: Bundle, kind: str, voters: list[Voter], subspaces: list[ProjectionRouter]) -> Router:
@@ -116,23 +120,20 @@ def _compared(options: RouterOptions, sites: list[Site], tensors: TaskTensors, m
         return []
     if options.reference != "auto":
         return list(dict.fromkeys(tensors.targets))
-    return _random_starts(sites, tensors)
+    return _random_starts(sites, tensors, model)
 
 
-def _references(options: RouterOptions, first_pass: FirstPass, processor: Path) -> list[Neutral]:
-    """What each voter sees of inputs that belong to no task: of a decoder's empty prompts, or of random words."""
-    wanted = options.reference
-    if wanted == "template" or (wanted == "auto" and is_decoder(first_pass.model)):
-        prompts = empty_prompts(first_pass.model, processor)
-        if prompts is not None:
-            seen = [first_pass(prompt) for prompt in prompts]
-            return [
-                Neutral(torch.cat([z.pooled() for z in each]).cpu(), nearest=True) for each in zip(*seen, strict=True)
-            ]
-    return [Neutral(z.pooled().cpu()) for z in first_pass(random_words(first_pass.model))]
+def _references(options: RouterOptions, first_pass: FirstPass, processor: Path) -> list[Tensor]:
+    """What each voter sees of inputs that belong to no task: of a decoder's empty prompt, or of random words."""
+    wanted, model = options.reference, first_pass.model
+    if wanted in ("template", "newline") or (wanted == "auto" and is_decoder(model)):
+        empty = empty_prompt_of(model, processor, template=wanted != "newline")
+        if empty is not None:
+            return [z.pooled() for z in first_pass(empty)]
+    return [z.pooled() for z in first_pass(random_words(model))]
 
 
-def _neutral_router(tensors: TaskTensors, site: Site, random: list[int], neutral: Neutral) -> NeutralRouter:
+def _neutral_router(tensors: TaskTensors, site: Site, random: list[int], neutral: Tensor) -> NeutralRouter:
     """The router of a site where some adapters look random."""
     learned = [task for task, target in enumerate(tensors.targets) if target not in random]
     own = site_router(tensors, site, tasks=learned) if len(learned) > 1 else None
@@ -144,14 +145,20 @@ def _reads_text(model: PreTrainedModel) -> bool:
     return model.main_input_name == "input_ids"
 
 
-def _random_starts(sites: list[Site], tensors: TaskTensors) -> list[int]:
-    """Adapters that look as if they had hardly left random starts of their own; of one expert the first task."""
+def _random_starts(sites: list[Site], tensors: TaskTensors, model: PreTrainedModel) -> list[int]:
+    """Adapters that are compared with what they hold of no task; of one expert the first task.
+
+    Those that look as if they had hardly left random starts of their own. Of a decoder all whose starts were their own: its
+    prompts have so much in common, the template, that adapters which did leave their starts hold more or less of it too.
+    """
     distinct = list(dict.fromkeys(tensors.targets))
     forms = [tensors.forms[task] for task in distinct]
     if "adapter" not in forms or len(distinct) < 2:
         return []
     bases = [of_common_rank([_basis(tensors, task, site) for task in distinct]) for site in sites]
-    return [distinct[i] for i in random_adapters(separation(bases), forms)]
+    found = separation(bases)
+    chosen = own_starts(found, forms) if is_decoder(model) else random_adapters(found, forms)
+    return [distinct[i] for i in chosen]
 
 
 def site_router(

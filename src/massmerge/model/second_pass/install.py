@@ -24,7 +24,7 @@ from massmerge.model.second_pass.modules import (
 )
 from massmerge.model.second_pass.segments import Segments, running
 from massmerge.model.second_pass.updates import SetChanges
-from massmerge.model.speed import plain
+from massmerge.model.speed import at_once, plain
 from massmerge.model.speed.parallel import parts_of, run_parts
 from massmerge.model.speed.patches import cuts_patches
 from massmerge.model.trees import ShapesOnly, is_batched, join_rows, replace_module, shared_copy, take_rows
@@ -68,7 +68,8 @@ class SecondPass:
         find_first_only: Callable[[], set[str]] = set,
     ) -> None:
         changed = set(touched)
-        self._find_first_only, self._first_only, self._answered = find_first_only, set[str](), 0
+        self._find_first_only, self._first_only = find_first_only, set[str]()
+        self._answered = _FEW if at_once() else 0
         self._lock = threading.Lock()
         # Tied tensors are changed under each of their names.
         self._touched = {n: s for s in slots.values() if s.name in changed for n in (s.name, *s.aliases)}

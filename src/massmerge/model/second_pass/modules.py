@@ -7,13 +7,14 @@ are never gathered per row and never built densely.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from massmerge.model.second_pass.grouped import grouped_here, grouped_updates
 from massmerge.model.second_pass.segments import Segment, Segments, active, running
 from massmerge.model.second_pass.updates import LowRankChange, SetChanges
 from massmerge.model.speed.packed import PackedLinear, patch_layer
@@ -24,6 +25,12 @@ from massmerge.model.trees import join_rows, take_rows
 def _rows(x: Tensor, part: Segment, batch: int) -> Tensor:
     """The segment's part of a tensor; a segment that is the whole batch takes all, whatever the tensor's shape."""
     return x if part.stop - part.start == batch else x[part.start : part.stop]
+
+
+def _of_rows(tensors: Sequence[Any], segments: Segments, like: Tensor) -> Tensor:
+    """For each row of the batch its segment's tensor (…), as it is multiplied with `like (batch, …)`."""
+    found = torch.stack(list(tensors))[segments.groups(like.device).segments]
+    return found.view(len(found), *[1] * (like.ndim - found.ndim), *found.shape[1:])
 
 
 class SubspaceLinear(nn.Module):
@@ -65,9 +72,22 @@ class SubspaceLinear(nn.Module):
         if any(self._weight in part.changes.materialised for part in segments.parts):
             return torch.cat([self._one(_rows(x, part, segments.batch), part.changes) for part in segments.parts])
         out = self._product(x)  # of all rows at once
+        if grouped_here(x.device, len(segments.parts)):
+            return self._grouped(out, x, segments)
         for part in segments.parts:
             self._add(_rows(out, part, segments.batch), _rows(x, part, segments.batch), part.changes)
         return out
+
+    def _grouped(self, out: Tensor, x: Tensor, segments: Segments) -> Tensor:
+        """The output with the updates and biases of all segments at once."""
+        groups, sets = segments.groups(x.device), [part.changes for part in segments.parts]
+        added = grouped_updates(x, [own.change(self._weight).update for own in sets], groups)
+        out = out if added is None else out.add_(added)
+        biases = [own.change(self._bias).value for own in sets]
+        if all(bias is None for bias in biases):
+            return out if self.bias is None else out.add_(self.bias)
+        none = out.new_zeros(out.shape[-1]) if self.bias is None else self.bias
+        return out.add_(_of_rows([none if bias is None else bias for bias in biases], segments, out))
 
     def _product(self, x: Tensor) -> Tensor:
         """The base's product, without the bias."""
@@ -218,6 +238,9 @@ class SubspaceNorm(nn.Module):
         if len(own) == 1:
             return F.layer_norm(x, layer.normalized_shape, *own[0], layer.eps)
         out = F.layer_norm(x, layer.normalized_shape, None, None, layer.eps)
+        if grouped_here(x.device, len(own)) and all(scale is not None and shift is not None for scale, shift in own):
+            scales, shifts = (_of_rows(tensors, segments, out) for tensors in zip(*own, strict=True))
+            return torch.addcmul(shifts, out, scales)
         for part, (scale, shift) in zip(segments.parts, own, strict=True):
             rows = out[part.start : part.stop]
             if scale is not None and shift is not None:

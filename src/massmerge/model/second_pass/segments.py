@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 
+import torch
+
+from massmerge.model.second_pass.grouped import Groups, make_groups
 from massmerge.model.second_pass.updates import SetChanges
 
 
@@ -32,6 +36,16 @@ class Segments:
     parts: tuple[Segment, ...]
     batch: int
     for_heads: bool = False
+
+    @cached_property
+    def _groups(self) -> dict[torch.device, Groups]:
+        return {}
+
+    def groups(self, device: torch.device) -> Groups:
+        """The rows in groups of one size, for a device where a loop over the parts is slow; made once."""
+        if device not in self._groups:
+            self._groups[device] = make_groups([(part.start, part.stop) for part in self.parts], device)
+        return self._groups[device]
 
     def within(self, rows: slice) -> Segments:
         """The segments of some successive rows, counted from the first of them."""

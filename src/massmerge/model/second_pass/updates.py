@@ -24,13 +24,17 @@ class LowRankChange(NamedTuple):
 
     def shrink(self, x: Tensor) -> Tensor:
         """Activations (rows, n) into the subspace and through the core: (rows, R)."""
+        x = x.to(self.vs[0].dtype)  # some models keep a layer in float32 and all others in float16
         inner = _projected(self.vs[0], x) if len(self.vs) == 1 else torch.cat([_projected(v, x) for v in self.vs])
         return (self.core[:, None] * inner if self.core.ndim == 1 else self.core @ inner).mT
 
     def add_to(self, rows: Tensor, inner: Tensor) -> None:
         """Add the update of `inner (rows, R)` to `rows (rows, m)`."""
         for u, part in zip(self.us, torch.split(inner, [u.shape[1] for u in self.us], 1), strict=True):
-            rows.addmm_(part, u.mT)
+            if rows.dtype == u.dtype:
+                rows.addmm_(part, u.mT)
+            else:
+                rows += part @ u.mT
 
     def dense(self) -> Tensor:
         """The update as a matrix (m, n)."""

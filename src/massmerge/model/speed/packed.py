@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from massmerge.model.speed import plain
+from massmerge.model.speed import at_once, plain
 from massmerge.model.speed.patches import Conv, cuts_patches, patch_linear, patches
 
 _LEAST_VALUES = 1 << 16  # smaller weights are in the processor's cache anyway
@@ -79,7 +79,7 @@ class _Pack:
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
         self._packed: Tensor | None = None
-        self._uses = 0
+        self._uses = _USES if at_once() else 0
         self._lock = threading.Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Pack:

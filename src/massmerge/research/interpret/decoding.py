@@ -66,6 +66,8 @@ def interpret(
     top: int = 10,
     clip: str | None = None,
     plot: str | Path | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
     progress: Callable[[str], None] = lambda name: None,
 ) -> list[Interpretation]:
     """Decode tasks' singular vectors at some sites as texts.
@@ -79,6 +81,8 @@ def interpret(
         clip: for image models, a CLIP model (folder or hub id) with visual projection and text tower; the bundle's own
             source by default.
         plot: draw the texts and their shares to this file (.png, .svg or .pdf).
+        device: as in `load`.
+        dtype: as in `load`.
         progress: called with the name of each step.
 
     Raises:
@@ -95,7 +99,7 @@ def interpret(
             f"{named}: has {len(bank)} texts, but {top} are requested. Use a larger bank, or request fewer "
             "(`top=`, `--top`)."
         )
-    model = load(bundle, check=True)
+    model = load(bundle, device=device, dtype=dtype, check=True)
     model.core.positions(tasks)
     names = model.tasks if tasks is None else list(tasks)
     chosen = choose_sites(model.sites, list(sites)) if sites else [_late_site(model, names)]

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from massmerge.errors import InputError
 from massmerge.evaluation.from_recipe import open_answering
+from massmerge.io.placement import Placement
 from massmerge.io.tensor_file import write_tensors
 from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.model.answers import Prediction, Routing
@@ -41,7 +42,8 @@ class Peer(Answerer, ABC):
     site = "vote of the layers"
 
     def __init__(self, prepared: OpenedRecipe, name: str, options: Mapping[str, Any]) -> None:
-        super().__init__(open_answering(prepared))
+        # In float32, as the published ones are: their layers multiply deltas that are.
+        super().__init__(open_answering(prepared, Placement(prepared.place.device)))
         self.name, self.options = name, dict(options)
         self._output = {tensor.rpartition(".")[0] for tensor in prepared.base.output}
         self.deltas = TaskDeltas(prepared)

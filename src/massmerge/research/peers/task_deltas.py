@@ -38,7 +38,8 @@ class TaskDeltas:
     def total(self, name: str) -> Tensor:
         """The sum of all tasks' deltas of a tensor."""
         found = [change for task in range(len(self.tasks)) if (change := self.delta(task, name)) is not None]
-        return torch.stack(found).sum(0) if found else torch.zeros(self.slots[name].shape)
+        none = torch.zeros(self.slots[name].shape, device=self._originals.device)
+        return torch.stack(found).sum(0) if found else none
 
     def factors(self, task: int, name: str, rank: int) -> Factors | None:
         """The first triplets of a task's delta of a matrix; none where it is zero."""

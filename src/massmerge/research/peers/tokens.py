@@ -51,14 +51,14 @@ class TokenRouted(nn.Module):
         self.layer, self._votes, self._rank = layer, votes, rank
         self.experts, self.biases = experts, biases
         self._top_k, self._temperature = min(top_k, len(experts)), temperature
-        width = next(f.v.shape[1] for f in experts if f is not None)
-        gates = torch.zeros(len(experts), gate, width)
+        first = next(f.v for f in experts if f is not None)
+        gates = first.new_zeros(len(experts), gate, first.shape[1])
         for task, factors in enumerate(experts):
             if factors is not None:
                 rows = factors.v[:gate]
                 gates[task, : len(rows)] = rows
         self._gates = gates
-        self._absent = torch.tensor([factors is None for factors in experts])
+        self._absent = torch.tensor([factors is None for factors in experts], device=first.device)
 
     @property
     def weight(self) -> Tensor:

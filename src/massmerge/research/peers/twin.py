@@ -175,6 +175,6 @@ def twin(
     found = [torch.cat([peer.features(batch) for batch in peer.core.batches(chosen[task], 32)]) for task in peer.tasks]
     owners = torch.repeat_interleave(torch.arange(len(found)), torch.tensor([len(part) for part in found]))
     peer.router = fit_router(
-        torch.cat(found), owners, len(found), epochs=epochs, batch_size=batch_size, rate=rate, seed=seed
-    )
+        torch.cat(found).cpu(), owners, len(found), epochs=epochs, batch_size=batch_size, rate=rate, seed=seed
+    ).to(peer.base.device)
     return peer

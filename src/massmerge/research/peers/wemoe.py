@@ -114,7 +114,9 @@ class WeMoE(VotingPeer):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for block, sites in blocks.items():
-                self.gates[block] = Gate(sites[0].width, len(self.tasks), scale).requires_grad_(False)
+                self.gates[block] = (
+                    Gate(sites[0].width, len(self.tasks), scale).requires_grad_(False).to(self.base.device)
+                )
         for block, sites in blocks.items():
             for path in (path for site in sites for path in site.modules):
                 self._layers[path] = self._layer(path, block)
@@ -133,7 +135,7 @@ class WeMoE(VotingPeer):
     def _layer(self, path: str, block: str) -> GatedLinear:
         module, slot, tasks = self.base.get_submodule(path), self.deltas.slots[f"{path}.weight"], range(len(self.tasks))
         weight = to_matrix(module.weight, slot.kind)
-        deltas, biases = torch.zeros(len(tasks), *weight.shape), torch.zeros(len(tasks), weight.shape[0])
+        deltas, biases = weight.new_zeros(len(tasks), *weight.shape), weight.new_zeros(len(tasks), weight.shape[0])
         for task in tasks:
             change = self.deltas.delta(task, f"{path}.weight")
             if change is not None:

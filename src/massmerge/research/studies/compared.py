@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from massmerge.evaluation.metrics import Given, given_of, written
-from massmerge.model.answers import Prediction
+from massmerge.model.answers import Answer, Prediction
 from massmerge.model.model import Model
+from massmerge.model.unrouted import OneBackbone
 from massmerge.research.studies.context import StudyContext
 from massmerge.research.studies.figures import Measured, summarize
 
@@ -41,6 +42,8 @@ class Answered:
     nbytes: int
     milliseconds: float
     """An input, reading and heads included."""
+    heads: list[dict[str, tuple[str, float]]] | None = None
+    """Of a method that compares heads by their logits: for each input the best label of each, and its logit."""
 
     @property
     def needs_task(self) -> bool:
@@ -105,7 +108,8 @@ def measure_tasks(context: StudyContext, tasks: Sequence[str], answers: Sequence
 
 def _answered(tasks: list[str], found: Mapping[str, Any]) -> Answered:
     free, given = ([Given(*one) for one in found[key]] for key in ("free", "given"))
-    return Answered(tasks, free, given, found["bytes"], found["ms"])
+    heads = [{task: (label, logit) for task, (label, logit) in one.items()} for one in found.get("heads", [])]
+    return Answered(tasks, free, given, found["bytes"], found["ms"], heads or None)
 
 
 def _run(context: StudyContext, name: str, make: Callable[[], Compared], tasks: Sequence[str]) -> dict[str, Any]:
@@ -117,6 +121,7 @@ def _run(context: StudyContext, name: str, make: Callable[[], Compared], tasks: 
         range(len(samples)), key=lambda i: (tasks.index(samples[i].task) if apart else 0, context.size(samples[i]), i)
     )
     pairs: list[tuple[Given, Given]] = [(Given(), Given())] * len(samples)
+    heads: list[dict[str, tuple[str, float]]] = [{}] * len(samples)
     size, spent = context.settings.batch_size, 0.0
     chunks = [order[at : at + size] for at in range(0, len(order), size)]
     for chunk in context.progress(chunks, name, len(chunks)):
@@ -126,7 +131,10 @@ def _run(context: StudyContext, name: str, make: Callable[[], Compared], tasks: 
         spent += time.process_time() - began
         for i, (free, given) in zip(chunk, found, strict=True):
             pairs[i] = scored(context, free), scored(context, given)
+            heads[i] = _best_of_heads(free) if isinstance(model, OneBackbone) else {}
+    compared = bool(heads) and all(one.keys() == heads[0].keys() for one in heads) and len(heads[0]) > 1
     return {
+        **({"heads": heads} if compared else {}),
         "free": [pair[0] for pair in pairs],
         "given": [pair[1] for pair in pairs],
         "bytes": model.nbytes,
@@ -150,6 +158,21 @@ class _Sized:
     outcomes: Callable[..., list[tuple[Prediction, Prediction]]]
     nbytes: int
     needs_task: bool = False
+
+
+def one_pass_outcomes(model: Model, nbytes: int) -> Compared:
+    """A bundle as it answers by one pass: heads on the base's own features."""
+    return _Sized(partial(model.outcomes, passes=1), nbytes)
+
+
+def _best_of_heads(answer: Prediction) -> dict[str, tuple[str, float]]:
+    """The best label of each head, and its logit; nothing of heads whose answer is no single label."""
+    found: dict[str, tuple[str, float]] = {}
+    ranked: list[Prediction | Answer] = [answer, *answer.alternatives]
+    for one in ranked:
+        if one.task is not None and one.label is not None and one.logit is not None:
+            found.setdefault(one.task, (one.label, one.logit))
+    return found if answer.labels is None else {}
 
 
 def routed_outcomes(model: Model, nbytes: int) -> Compared:

@@ -168,7 +168,13 @@ class StudyContext:
         """The loaded bundle, with its own router."""
         # What a study has merged by itself is not calibrated: only the router that needs no data is there.
         merged_here = self.bundle.resolve().is_relative_to(self.cache.resolve())
-        return load(self.bundle, router="projection" if merged_here else None, check=True)
+        router = "projection" if merged_here else None
+        return load(self.bundle, router=router, **self.where, check=True)
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Where models run."""
+        return {"device": self.settings.device, "dtype": self.settings.dtype}
 
     def with_options(
         self, *, router: Mapping[str, Any] | None = None, answer: Mapping[str, Any] | None = None
@@ -202,7 +208,7 @@ class StudyContext:
     @cached_property
     def sources(self) -> OpenedRecipe:
         """Base and experts, as methods that are no bundle take them."""
-        return open_sources(self.recipe, self.recipe_folder)
+        return open_sources(self.recipe, self.recipe_folder, **self.where)
 
     @property
     def recipe(self) -> Recipe:
@@ -235,16 +241,17 @@ class StudyContext:
         if not (target / MANIFEST).is_file():
             self.tell(f"merging {len(recipe.tasks)} tasks into {target}")
         try:
-            return merge(recipe, target, folder=self.recipe_folder)
+            return merge(recipe, target, folder=self.recipe_folder, device=self.settings.device)
         except InputError:
             if not target.exists():
                 raise
-            return merge(recipe, target, folder=self.recipe_folder, overwrite=True)  # the experts have changed since
+            # The experts have changed since.
+            return merge(recipe, target, folder=self.recipe_folder, overwrite=True, device=self.settings.device)
 
     @cached_property
     def experts(self) -> Experts:
         """The experts that the bundle was made from, opened but not read."""
-        return open_experts(Bundle(self.bundle, check=False), self.recipe_folder)
+        return open_experts(Bundle(self.bundle, check=False), self.recipe_folder, **self.where)
 
     # Cells
 
@@ -256,6 +263,7 @@ class StudyContext:
             "bundle": self.bundle_identity,
             "data": {task: data.sha256() for task, data in self.ready.data.items()},
             **({"generate": self.generation} if self.ready.writes else {}),
+            **({} if set(self.where.values()) == {"auto"} else self.where),
         }
 
     @cached_property

@@ -18,13 +18,15 @@ from massmerge.merging.static import KEEPING_METHODS, STATIC_METHODS
 from massmerge.model.unrouted import OneBackbone
 from massmerge.research.peers import PEERS, Inputs
 from massmerge.research.studies import plots
-from massmerge.research.studies.compared import Answered, answers_of, mass_answers
+from massmerge.research.studies.compared import Answered, answers_of, mass_answers, measure_tasks
 from massmerge.research.studies.context import StudyContext
 from massmerge.research.studies.figures import Measured, summarize
+from massmerge.research.studies.sceptic import base_routed, standardised_choice, static_routed
 from massmerge.research.studies.statics import SCALE_ROWS, StaticMerge
 from massmerge.research.studies.study import Finding, Study, Verdict
 
 MASS, TASK_GIVEN = "mass", "mass, task given"
+BASE_ROUTED, _ROUTED_STATIC = "base, routed", "static merge, our router"
 BASE, EXPERTS = "base", "experts"
 _SUPPORT = 64  # unlabelled inputs of each task, for peers that train something
 _TRAINED = ("wemoe", "twin")
@@ -32,7 +34,7 @@ _TEXT_OPTIONS = {"smile_1": {"gate": 4, "rank": 16}}  # the paper's for language
 _QUICK_STATICS, _QUICK_PEERS = ("task_arithmetic", "tsv_m"), ("smile_1",)
 _KINDS = {
     BASE: "the pretrained model", EXPERTS: "fine-tuned, one model per task", MASS: "routed",
-    TASK_GIVEN: "routed, task given",
+    TASK_GIVEN: "routed, task given", BASE_ROUTED: "the pretrained model, our router",
 }  # fmt: skip
 
 
@@ -49,12 +51,15 @@ class MethodRow:
     milliseconds: float | None
     scale: float | None = None
     chosen: bool = False
+    fair: Measured | None = None
+    """Without the task's name, logits standardised per head; only where heads are compared by their logits."""
 
     def plain(self, base: int) -> dict[str, Any]:
         """The figures that repeat, as plain data."""
         return {
             "method": self.name, "kind": self.kind, "scale": self.scale, "scale_chosen_on_validation": self.chosen,
             "task_unknown": self.free.plain() if self.free else None,
+            "task_unknown_standardised": self.fair.plain() if self.fair else None,
             "task_given": self.given.plain() if self.given else None, "bytes": self.nbytes,
             "of_the_base": round(self.nbytes / base, 4),
         }  # fmt: skip
@@ -77,10 +82,11 @@ def method_rows(context: StudyContext, notes: list[str]) -> Iterator[MethodRow]:
     sources = context.sources
     yield _measured(context, BASE, answers_of(context, BASE, {}, lambda: _base(sources)))
     quick = context.settings.quick
-    for method in _QUICK_STATICS if quick else STATIC_METHODS:
-        yield static_row(context, method)
+    statics = [static_row(context, method) for method in (_QUICK_STATICS if quick else STATIC_METHODS)]
+    yield from statics
     for method in () if quick else KEEPING_METHODS:
         yield static_row(context, method)
+    yield from _one_pass_rows(context, statics, notes)
     yield from _peer_rows(context, sources, notes)
     yield from mass_rows(context)
     yield _experts(context, sources)
@@ -91,6 +97,22 @@ def static_row(context: StudyContext, method: str) -> MethodRow:
     found = StaticMerge(context, method).answers()
     kind = "task given" if method in KEEPING_METHODS else "static merge"
     return _measured(context, method, found.answered, kind, found.scale, found.chosen)
+
+
+def _one_pass_rows(context: StudyContext, statics: list[MethodRow], notes: list[str]) -> Iterator[MethodRow]:
+    """What a sceptic would ship: the base, and the best static merge, with the same heads and our router."""
+    if context.ready.writes:
+        return
+    if context.model.answers_at_once:
+        nbytes = _base_bytes(context.sources)
+        yield _measured(context, BASE_ROUTED, base_routed(context, nbytes))
+    else:
+        notes.append("the base with our router is left out: the bundle's first pass is not the base's.")
+    best = _best_static(statics)
+    found = static_routed(context, best)
+    given = next(row.given for row in statics if row.name == best)
+    free = found.measure(context, given=False)
+    yield MethodRow(f"{best}, routed", _ROUTED_STATIC, free, given, found.nbytes, found.milliseconds)
 
 
 def mass_rows(context: StudyContext) -> Iterator[MethodRow]:
@@ -111,7 +133,8 @@ def _measured(
 ) -> MethodRow:
     free = None if found.needs_task else found.measure(context, given=False)
     given = found.measure(context, given=True)
-    return MethodRow(name, kind or _KINDS[name], free, given, found.nbytes, found.milliseconds, scale, chosen)
+    fair = measure_tasks(context, found.tasks, standardised_choice(found.heads)) if found.heads else None
+    return MethodRow(name, kind or _KINDS[name], free, given, found.nbytes, found.milliseconds, scale, chosen, fair)
 
 
 def _base(sources: OpenedRecipe) -> OneBackbone:
@@ -177,8 +200,11 @@ def expert_bytes(sources: OpenedRecipe) -> int:
 _WORDS = (
     "Accuracy is the mean over the tasks of each task's own metric; ± is the standard deviation over the tasks; normalised "
     "figures are divided by the experts'. Task unknown: an answer is right when task and label both are; a static merge "
-    "takes the head with the largest logit, routed methods choose the head themselves. Task given: the head is that of "
-    "the true task, as papers evaluate static merges; routed methods still choose by themselves what is merged, but for the "
+    "takes the head with the largest logit, routed methods choose the head themselves. Standardised: the same with the "
+    "logits of each head standardised over all rows, the fairest choice known without a router. `routed` after the name of "
+    "the base or a merge: our router chooses the head, and what it compares inputs with counts in the size. Task given: the "
+    "head is that of the true task, as papers evaluate static merges; routed methods still choose by themselves what is "
+    "merged, but for the "
     "line `mass, task given`, which is given everything. Size is that of all tensors that answers need, heads apart, as a "
     "multiple of the base. Time is milliseconds of processor time per input, reading and heads included."
 )
@@ -195,14 +221,16 @@ _TEXT_WORDS = (
 
 def _table(rows: list[MethodRow], base: int) -> Table:
     headers = [
-        "method", "kind", "task unknown", "±", "normalised", "task given", "±", "normalised", "size", "ms", "scale",
+        "method", "kind", "task unknown", "±", "normalised", "standardised", "task given", "±", "normalised",
+        "size", "ms", "scale",
     ]  # fmt: skip
     lines = []
     for row in rows:
         scale = "-" if row.scale is None else f"{row.scale:g}{'' if row.chosen else ' (published)'}"
         time = "-" if row.milliseconds is None else f"{row.milliseconds:.1f}"
         size = f"{row.nbytes / base:.2f}"
-        lines.append([row.name, row.kind, *_figures(row.free), *_figures(row.given), size, time, scale])
+        fair = percent(row.fair.mean) if row.fair else "-"
+        lines.append([row.name, row.kind, *_figures(row.free), fair, *_figures(row.given), size, time, scale])
     return Table(headers, lines)
 
 
@@ -309,6 +337,7 @@ def _sentences(rows: list[MethodRow], base: int, *, writes: bool) -> list[str]:
         f"With the task given, the pretrained model has {percent(base_given.mean)}{heads}: all that updates can add there "
         f"is {100 * (experts.mean - base_given.mean):.1f} points."
     )
+    found += _against_one_pass(by_name, best.name)
     routed = [row for row in rows if row.kind == "routed peer" and row.free is not None]
     if routed:
         top = max(routed, key=lambda row: row.free.mean if row.free else 0.0)
@@ -318,6 +347,20 @@ def _sentences(rows: list[MethodRow], base: int, *, writes: bool) -> list[str]:
             f"at {top.nbytes / base:.2f} times the base's bytes."
         )
     return found
+
+
+def _against_one_pass(by_name: dict[str, MethodRow], best: str) -> Iterator[str]:
+    """Whether MASS beats one model with the same heads and the same router, in words."""
+    rows = [row for name in (BASE_ROUTED, f"{best}, routed") if (row := by_name.get(name)) is not None and row.free]
+    mass = by_name[MASS].free
+    if not rows or mass is None:
+        return
+    said = " and ".join(f"{row.name} {percent(row.free.mean if row.free else None)}" for row in rows)
+    top = max(row.free.mean for row in rows if row.free)
+    gain = (
+        f"{100 * (mass.mean - top):.1f} points more" if mass.mean > top else "no more, so the second pass gains nothing"
+    )
+    yield f"One model with the same heads and the same router has, without the task's name: {said}. MASS has {gain}."
 
 
 def _seconds(context: StudyContext) -> float:

@@ -38,6 +38,8 @@ def study(
     quick: bool = False,
     seed: int = 0,
     batch_size: int = 32,
+    device: str = "auto",
+    dtype: str = "auto",
     search: bool = False,
     trials: int = 40,
     peers: Iterable[str] = (),
@@ -60,6 +62,8 @@ def study(
         quick: at most 20 rows per task, and coarse grids.
         seed: for the draw of rows and everything else that is random.
         batch_size: inputs per batch.
+        device: where everything runs, as in `load`.
+        dtype: the type that models run in, as in `load`.
         search: for `sweep`, also search η, K, ε and the site on the validation split.
         trials: for `search`, how many settings to try.
         peers: options of routed peers, such as `smile_1.rank=16`, for `methods`, `oracle` and `storage`.
@@ -76,7 +80,7 @@ def study(
     options: dict[str, Any] = {"search": True, "trials": trials} if search else {}
     if given := parse_options(peers):
         options["peers"] = given
-    settings = StudySettings(split, limit, seed, quick, batch_size, options)
+    settings = StudySettings(split, limit, seed, quick, batch_size, device, dtype, options)
     return run_studies(
         name, suite, out, bundle=bundle, recipe=recipe, settings=settings, command=command, progress=progress, tell=tell
     )

@@ -17,6 +17,8 @@ class StudySettings:
     quick: bool = False
     """A small sample, and grids of a few points."""
     batch_size: int = 32
+    device: str = "auto"
+    dtype: str = "auto"
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of single studies: `search` and `trials`, and `peers` with those of routed peers."""
 

@@ -64,7 +64,9 @@ class StaticMerge:
     @cached_property
     def model(self) -> StaticModel:
         """The merge, at scale 1."""
-        return StaticModel(self._context.merged(with_scale(self.recipe, 1.0) if self.scaled else self.recipe))
+        settings = self._context.settings
+        merged = self._context.merged(with_scale(self.recipe, 1.0) if self.scaled else self.recipe)
+        return StaticModel(merged, device=settings.device, dtype=settings.dtype)
 
     def set_scale(self, scale: float) -> None:
         """Give the model's weights another scale."""
@@ -103,11 +105,12 @@ class StaticMerge:
         scale, chosen = self.scale
         tasks = [task for task in self._context.measured if task in self.merged]
         about = {"recipe": self.recipe.dump(), "scale": scale}
-        found = answers_of(self._context, self.method, about, self._ready, tasks)
+        found = answers_of(self._context, self.method, about, self.ready, tasks)
         self.remove()
         return StaticRow(found, scale, chosen)
 
-    def _ready(self) -> StaticModel:
+    def ready(self) -> StaticModel:
+        """The merge at its scale."""
         scale, _ = self.scale
         if scale is not None:
             self.set_scale(scale)

@@ -14,6 +14,7 @@ from massmerge.serve.reading import chat_of, explained
 from massmerge.serve.settings import ServiceSettings
 from massmerge.serve.texts import Ask
 
+_COLDEST = 1e-3  # below it scores overflow, and the most probable token is as good as certain
 _MOST_STOPS, _LONGEST_STOP = 16, 200
 _R = TypeVar("_R", bound=WritingOptions)
 
@@ -71,7 +72,7 @@ def ask_of(given: ChatRequest | CompletionRequest, settings: ServiceSettings, ta
 def _options(given: WritingOptions) -> dict[str, Any]:
     """The same in the words of transformers' `generate`; what is not said is left to the base's configuration."""
     options: dict[str, Any] = {}
-    if given.temperature == 0:
+    if given.temperature is not None and given.temperature < _COLDEST:
         options["do_sample"] = False
     elif given.temperature is not None or given.top_p is not None or given.top_k is not None or given.min_p is not None:
         # transformers would draw from the 50 most probable tokens by default, which nobody has asked for.

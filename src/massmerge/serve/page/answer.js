@@ -89,8 +89,20 @@ function routing({ task, prediction }, bundle) {
   const residual = ["residual", el("span", { class: "dash" }, ", "), el("small", {}, "lower is better")];
   return section("Routing", chosenWords(prediction.selected, weights, threshold),
     table("bars", values.length ? ["task", "weight", residual] : ["task", "weight"], names.map(row)),
+    secondLook(prediction.explain, bundle),
     evidence(prediction.explain),
   );
+}
+
+/** Of an input that the first voters were not sure of: why more of the network was run, and what decided. */
+function secondLook({ site, confidences }, { router }) {
+  const first = router?.voters?.join(" ");
+  const sure = Object.entries(confidences ?? {}).sort((a, b) => b[1] - a[1]);
+  if ((!first || site === first) && !sure.length) return null;
+  const again = "The voters of the first blocks were not sure, so the input got a second look: all blocks voted.";
+  const heads = sure.map(([name, p]) => `${name} ${percent(p)}`).join(", ");
+  const after = sure.length ? ` The vote was still close, so candidates answered too, as sure as: ${heads}.` : "";
+  return el("p", { class: "lead look" }, first && site !== first ? again : "", after);
 }
 
 function chosenWords(selected, weights, threshold) {

@@ -2,6 +2,7 @@
 
 const KEY = "mass-api-key";
 const TITLES = {
+  400: "This input cannot be answered",
   401: "This service needs a key",
   408: "The input took too long to arrive",
   413: "This is more than the service accepts",
@@ -62,10 +63,68 @@ export async function predict(input, { task, top, signal }) {
   return { ...prediction, request_id: answer.request_id, seen_ms: performance.now() - began };
 }
 
+/** Ask for the task alone; in a service that only routes there is nothing else. */
+export async function route(input, { top, signal }) {
+  const body = "text" in input ? { text: input.text } : { image: await dataUrl(input.image) };
+  const asked = json({ inputs: [body], top_k: top });
+  const answer = await request("v1/route", { method: "POST", signal, ...asked });
+  const [found] = answer.routes;
+  if (found.error) throw new Problem(TITLES[422], found.error.message, { status: 422, ...found.error });
+  return { ...found, request_id: answer.request_id };
+}
+
+/** The body of a request for a text that is streamed. */
+export function writeBody({ text }, task, bundle) {
+  const asked = bundle.chat ? { messages: [{ role: "user", content: text }] } : { prompt: text };
+  return { model: task || bundle.name, ...asked, stream: true, stream_options: { include_usage: true } };
+}
+
+export const writePath = (bundle) => (bundle.chat ? "v1/chat/completions" : "v1/completions");
+
+/**
+ * The events of a text while it is written.
+ *
+ * @param {{text: string}} input
+ * @param {{task: string, bundle: object, signal: AbortSignal}} options an empty task is to be found
+ */
+export async function* write(input, { task, bundle, signal }) {
+  const response = await send(writePath(bundle), { method: "POST", signal, ...json(writeBody(input, task, bundle)) });
+  for await (const line of linesOf(response.body)) {
+    if (!line.startsWith("data: ") || line === "data: [DONE]") continue;
+    const event = JSON.parse(line.slice("data: ".length));
+    if (event.error) throw problemOf(response, event);
+    yield event;
+  }
+}
+
+async function* linesOf(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : new Problem("The answer broke off", "The connection to the server was lost.");
+    });
+    if (done) break;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    yield* lines;
+  }
+}
+
+const json = (body) => ({ body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });
+
+function dataUrl(blob) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Problem("This image cannot be read", "The file may have been removed."));
+    reader.readAsDataURL(blob);
+  });
+}
+
 function bodyOf(input, options) {
   if ("text" in input) {
-    const body = JSON.stringify({ inputs: [{ text: input.text }], ...options });
-    return { body, headers: { "Content-Type": "application/json" } };
+    return json({ inputs: [{ text: input.text }], ...options });
   }
   const form = new FormData();
   form.append("image", input.image, input.name);
@@ -74,6 +133,14 @@ function bodyOf(input, options) {
 }
 
 async function request(path, options = {}) {
+  const response = await send(path, options);
+  const body = await response.json().catch(() => null);
+  if (body) return body;
+  throw problemOf(response, body);
+}
+
+/** A response that is no error. */
+async function send(path, options) {
   const headers = { Accept: "application/json", ...options.headers };
   if (key) headers.Authorization = `Bearer ${key}`;
   let response;
@@ -83,9 +150,8 @@ async function request(path, options = {}) {
     if (error.name === "AbortError") throw error;
     throw new Problem("The server cannot be reached", "It may have been stopped, or the network is down.");
   }
-  const body = await response.json().catch(() => null);
-  if (response.ok && body) return body;
-  throw problemOf(response, body);
+  if (response.ok) return response;
+  throw problemOf(response, await response.json().catch(() => null));
 }
 
 function problemOf(response, body) {

@@ -1,6 +1,6 @@
 /** The page: waits for the bundle, then keeps form, answer, history and the two views together. */
 
-import { Problem, getBundle, predict } from "./api.js";
+import { Problem, getBundle, predict, route, write, writeBody, writePath } from "./api.js";
 import { answerPanel, sentence } from "./answer.js";
 import { Ask } from "./ask.js";
 import { BundleView } from "./bundle.js";
@@ -8,6 +8,7 @@ import { byId, el, plural, still } from "./dom.js";
 import { History } from "./history.js";
 import { problemPanel } from "./problem.js";
 import { welcomePanel } from "./welcome.js";
+import { WrittenPanel, routedPanel, writtenAgain, writtenSentence } from "./written.js";
 
 const TOP = 5; // labels shown of each head
 const VIEWS = { ask: "Ask", bundle: "Bundle" };
@@ -31,6 +32,18 @@ async function start() {
   }
 }
 
+/** How a bundle is asked, by what it answers with; and how an answer is shown and said. */
+const ANSWERS = {
+  labels: (page, input, task, running) => page.label(input, task, running),
+  text: (page, input, task, running) => page.write(input, task, running),
+  tasks: (page, input, _, running) => page.name(input, running),
+};
+const SHOWN = {
+  labels: [answerPanel, sentence],
+  text: [writtenAgain, writtenSentence],
+  tasks: [routedPanel, ({ prediction }) => prediction.task === null ? "No task fits this input." : `Task ${prediction.task}.`],
+};
+
 /** Everything that is there once the bundle is known. */
 class Page {
   constructor(bundle) {
@@ -48,6 +61,7 @@ class Page {
     const one = bundle.kind === "image" ? "an image" : "a text";
     const lead = `One backbone, ${tasks}. The bundle finds the task of ${one} by itself, and shows how.`;
     byId("ask-lead").textContent = lead;
+    byId("given-task").hidden = bundle.answers === "tasks";
     byId("answer").replaceChildren(welcomePanel(bundle));
     addEventListener("hashchange", () => this.turn());
     this.turn();
@@ -75,10 +89,7 @@ class Page {
     this.running = running;
     this.busy(true);
     try {
-      const prediction = await predict(input, { task, top: TOP, signal: running.signal });
-      const entry = { input, task, prediction };
-      this.history.add(entry);
-      this.show(entry);
+      await ANSWERS[this.bundle.answers](this, input, task, running);
     } catch (error) {
       if (error.name === "AbortError") return;
       if (!(error instanceof Problem)) throw error;
@@ -88,14 +99,67 @@ class Page {
     }
   }
 
+  /** Ask for a label. */
+  async label(input, task, { signal }) {
+    const prediction = await predict(input, { task, top: TOP, signal });
+    this.keep({ input, task, prediction });
+  }
+
+  /** Ask for a task. */
+  async name(input, { signal }) {
+    const prediction = { label: "", ...await route(input, { top: TOP, signal }) };
+    prediction.label = prediction.task;
+    const wire = "text" in input ? { path: "v1/route", body: { inputs: [{ text: input.text }] } } : null;
+    this.keep({ input, task: "", prediction, wire });
+  }
+
+  /** Ask for a text, and show it while it is written; what was written so far stays if it is stopped. */
+  async write(input, task, running) {
+    const began = performance.now();
+    const prediction = { task: null, label: "", confidence: null };
+    const entry = { input, task, prediction, wire: { path: writePath(this.bundle), body: writeBody(input, task, this.bundle) } };
+    const stop = new AbortController();
+    running.signal.addEventListener("abort", () => stop.abort());
+    const shown = new WrittenPanel(entry, () => stop.abort());
+    let stopped = false;
+    try {
+      for await (const event of write(input, { task, bundle: this.bundle, signal: stop.signal })) {
+        if (prediction.task === null) this.begin(shown.panel);
+        shown.take(event);
+      }
+    } catch (error) {
+      if (error.name !== "AbortError" || running.signal.aborted || prediction.task === null) throw error;
+      stopped = true;
+    }
+    shown.end({ stopped, seconds: (performance.now() - began) / SECOND });
+    this.history.add(entry);
+    this.history.mark(entry);
+    byId("said").textContent = writtenSentence(entry);
+  }
+
+  /** Show a panel that will grow. */
+  begin(panel) {
+    byId("said").textContent = "";
+    this.#replace(panel);
+    byId("answer").setAttribute("aria-busy", "false");
+    this.history.mark(null);
+    this.#reveal();
+  }
+
+  keep(entry) {
+    this.history.add(entry);
+    this.show(entry);
+  }
+
   busy(is) {
     byId("answer").setAttribute("aria-busy", String(is));
     byId("submit").textContent = is ? "Asking …" : "Ask";
   }
 
   show(entry, { again = false } = {}) {
-    this.#replace(answerPanel(entry, this.bundle));
-    byId("said").textContent = sentence(entry);
+    const [panel, words] = SHOWN[this.bundle.answers];
+    this.#replace(panel(entry, this.bundle));
+    byId("said").textContent = words(entry);
     this.history.mark(entry);
     if (again) this.form.restore(entry.input, entry.task);
     this.#reveal();

@@ -1,7 +1,7 @@
 /** The last answers, in memory only; each can be seen again. */
 
 import { inputView, labelText } from "./answer.js";
-import { byId, el, percent } from "./dom.js";
+import { byId, el, percent, shorten } from "./dom.js";
 
 const MOST = 12;
 
@@ -37,8 +37,8 @@ export class History {
   #words(prediction) {
     if (prediction.task === null) return [el("strong", {}, "no task fits")];
     return [
-      el("strong", {}, labelText(prediction)),
-      el("span", {}, `${prediction.task} · ${percent(prediction.confidence)}`),
+      el("strong", {}, shorten(labelText(prediction), 60)),
+      el("span", {}, prediction.confidence === null ? prediction.task : `${prediction.task} · ${percent(prediction.confidence)}`),
     ];
   }
 

@@ -7,10 +7,12 @@ const LONGEST = 2000;
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 
 /** A command that asks the same; an image is named as a file, a very long text is left to be filled in. */
-export function curl({ input, task }, place = new URL("v1/predict", location.href).href) {
-  const lines = [`curl ${place}`];
+export function curl({ input, task, wire }, place = new URL(wire?.path ?? "v1/predict", location.href).href) {
+  const lines = [`curl ${wire?.body.stream ? "-N " : ""}${place}`];
   if (hasKey()) lines.push('-H "Authorization: Bearer $KEY"');
-  if (input.text === undefined) {
+  if (wire) {
+    lines.push("-H 'Content-Type: application/json'", `-d ${quoted(shortened(JSON.stringify(wire.body)))}`);
+  } else if (input.text === undefined) {
     lines.push(`-F image=@${quoted(input.name)} -F explain=true${task ? ` -F task=${quoted(task)}` : ""}`);
   } else {
     const text = input.text.length > LONGEST ? "…" : input.text;
@@ -19,6 +21,8 @@ export function curl({ input, task }, place = new URL("v1/predict", location.hre
   }
   return lines.join(" \\\n  ");
 }
+
+const shortened = (text) => (text.length > LONGEST ? "…" : text);
 
 /** Request and answer as they go over the wire, folded away. */
 export function requestDetails(entry) {

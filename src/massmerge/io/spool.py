@@ -26,7 +26,7 @@ class Spool:
     def add(self, item: Any) -> None:
         """Put an input behind the others."""
         self._file.seek(0, os.SEEK_END)
-        self._file.write(_packed(item))
+        self._file.write(packed(item))
         self._ends.append(self._file.tell())
 
     def size(self, place: int) -> int:
@@ -35,29 +35,35 @@ class Spool:
 
     def __getitem__(self, place: int) -> Any:
         """An input as a model takes it; an error where it cannot be read."""
-        return _unpacked(self._packed(place))
+        return unpacked(self._packed(place))
+
+    def stored(self, place: int) -> Any:
+        """An input as it was added: an image as its bytes."""
+        found = self._packed(place)
+        return found[1:] if found[:1] == b"b" else unpacked(found)
 
     def content(self, place: int) -> bytes:
         """The bytes that an input consists of: of a path those of its file."""
-        packed = self._packed(place)
-        item = _unpacked(packed) if packed[:1] == b"p" else None
-        return item.read_bytes() if item is not None and item.is_file() else packed
+        found = self._packed(place)
+        item = unpacked(found) if found[:1] == b"p" else None
+        return item.read_bytes() if item is not None and item.is_file() else found
 
     def _packed(self, place: int) -> bytes:
         self._file.seek(self._ends[place])
         return self._file.read(self.size(place))
 
 
-def _packed(item: Any) -> bytes:
-    """An input as bytes, the first of which tells its kind."""
+def packed(item: Any) -> bytes:
+    """An input as bytes, the first of which tells its kind: an image's own bytes, a path, a text, two texts, an error."""
     if isinstance(item, bytes):
         return b"b" + item
     kind = "p" if isinstance(item, Path) else "e" if isinstance(item, Exception) else "t"
     return kind.encode() + json.dumps(item if isinstance(item, str | tuple) else str(item)).encode()
 
 
-def _unpacked(packed: bytes) -> Any:
-    kind, rest = packed[:1], packed[1:]
+def unpacked(data: bytes) -> Any:
+    """The input again, as a model takes it; an error where it cannot be read."""
+    kind, rest = data[:1], data[1:]
     if kind == b"b":
         return picture(rest, Path())
     item = json.loads(rest)

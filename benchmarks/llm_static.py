@@ -1,0 +1,93 @@
+"""Static merges of the adapters beside the bundle: `python benchmarks/llm_static.py --set chat [--rows 15]`.
+
+One merged checkpoint answers all prompts; right answers as in `benchmarks/llm_table.py`, whose kept answers of the adapters
+they are compared with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+import massmerge as mm
+from benchmarks.llm_table import BATCH, is_right, kept, share
+from benchmarks.suites.llm.backbone import folder, make_base
+from benchmarks.suites.llm.experts import KINDS, form_of
+from benchmarks.suites.llm.recipe import NEW_TOKENS, recipe
+from benchmarks.suites.llm.tasks import TASKS, data_folder
+from benchmarks.suites.splits import read_split
+
+METHODS = ("none", "average", "task_arithmetic", "ties", "tsv_m")
+"""`none` is the base itself."""
+
+
+def make_merged(kind: Any, method: str) -> Path:
+    """The folder of the merged checkpoint; made when first asked for."""
+    if method == "none":
+        return make_base()
+    target = folder() / "static" / f"{kind}-{method}"
+    if not (target / "config.json").is_file():
+        target.parent.mkdir(exist_ok=True)
+        path = folder() / f"recipe-{kind}-{method}.yaml"
+        content = {**recipe(kind, list(TASKS)), "merge": {"method": method}}
+        content.pop("router", None)
+        path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        mm.merge(path, target)
+    return target
+
+
+def answers(model: Path, prompts: list[str]) -> list[str]:
+    """What a checkpoint answers, greedily."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(make_base(), padding_side="left")
+    language: Any = AutoModelForCausalLM.from_pretrained(model).eval()
+    texts: list[str] = []
+    for at in range(0, len(prompts), BATCH):
+        batch = tokenizer(prompts[at : at + BATCH], padding=True, return_tensors="pt", add_special_tokens=False)
+        with torch.inference_mode():
+            written = language.generate(**batch, max_new_tokens=NEW_TOKENS, do_sample=False)
+        texts += tokenizer.batch_decode(written[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+    return texts
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--set", dest="kind", choices=KINDS, default="chat")
+    parser.add_argument("--rows", type=int, default=15)
+    parser.add_argument("--methods", default=",".join(METHODS))
+    options = parser.parse_args()
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    form = form_of(options.kind)
+    rows = {task: read_split(data_folder(form, task), "test", "text") for task in TASKS}
+    own = folder() / "answers" / f"{options.kind}-{form}-test-30"
+    theirs = {task: json.loads((own / f"adapter-{task}.json").read_text(encoding="utf-8")) for task in TASKS}
+    print("| method | right | normalised, tasks with labels | same as the adapter |\n|---|---|---|---|", flush=True)
+    for method in options.methods.split(","):
+        where = own.with_name(f"{options.kind}-{method}-{options.rows}.json")
+        prompts = [prompt for task in TASKS for prompt in rows[task][0][: options.rows]]
+        found = kept(where, lambda: answers(make_merged(options.kind, method), prompts))  # noqa: B023
+        right, normalised, same = [], [], []
+        for place, task in enumerate(TASKS):
+            given = found[place * options.rows : (place + 1) * options.rows]
+            wanted = rows[task][1][: options.rows]
+            score = share(is_right(task, *pair) for pair in zip(given, wanted, strict=True))
+            theirs_score = share(
+                is_right(task, *pair) for pair in zip(theirs[task][: options.rows], wanted, strict=True)
+            )
+            right.append(score)
+            normalised += [] if TASKS[task].free else [score / theirs_score]
+            same.append(share(a == b for a, b in zip(given, theirs[task], strict=False)))
+        figures = " | ".join(f"{100 * share(values):.1f} %" for values in (right, normalised, same))
+        print(f"| {method} | {figures} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

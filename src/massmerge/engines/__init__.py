@@ -1,0 +1,1 @@
+"""Where work runs: a job's units, in threads of this process or on the machines of a Ray cluster."""

@@ -1,0 +1,149 @@
+"""Rows answered by an engine: the answers of one process, in order, kept when the run is interrupted."""
+
+import io
+import json
+import random
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import massmerge
+import massmerge.model.row_job
+from eval_suite import text_suite
+from massmerge import InputError, MassError
+from massmerge.model.row_job import RowWorker
+from models import image_bundle, text_bundle
+from predict_command import run
+
+WORDS = ["free", "phone", "win", "vote", "film", "moving", "quiet", "game", "team", "goal", "offer", "now"]
+
+
+@pytest.fixture
+def small_ranges(monkeypatch):
+    monkeypatch.setattr(massmerge.model.row_job, "_ROWS", 8)
+
+
+def table(folder, rows=45):
+    draw = random.Random(3)
+    path = folder / "rows.jsonl"
+    texts = [" ".join(draw.choices(WORDS, k=draw.randint(1, 9))) for _ in range(rows)]
+    texts[11] = ""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def without_times(path):
+    return [{**json.loads(line), "timings": None} for line in path.read_text().splitlines()]
+
+
+def predict(bundle, rows, out, *options):
+    return run(bundle, rows, "--column", "text", "--batch-size", 4, "--out", out, *options)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_answers_of_an_engine_are_those_of_one_process(tmp_path, root, small_ranges, workers, ending):
+    bundle, rows = text_bundle(root), table(tmp_path)
+    here, there = tmp_path / f"here.{ending}", tmp_path / f"there.{ending}"
+    one = predict(bundle, rows, here)
+    other = predict(bundle, rows, there, "--engine", "local", "--workers", workers)
+    assert (one.exit_code, other.exit_code) == (1, 1) and "1 of 45 inputs could not be answered" in other.stderr
+    if ending == "jsonl":
+        assert without_times(there) == without_times(here)
+    else:
+        assert there.read_bytes() == here.read_bytes()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_pictures_of_a_table_are_answered_by_an_engine(tmp_path, root, small_ranges):
+    import pyarrow
+    from pyarrow import parquet
+
+    pictures = []
+    for seed in range(10):
+        buffer = io.BytesIO()
+        pixels = np.random.default_rng(seed).integers(0, 255, (40, 40, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(buffer, "PNG")
+        pictures.append(buffer.getvalue())
+    pictures[3] = b"\x89PNG broken"
+    parquet.write_table(pyarrow.table({"text": pictures}), tmp_path / "rows.parquet")
+    for out, options in ((tmp_path / "here.csv", []), (tmp_path / "there.csv", ["--engine", "local"])):
+        assert predict(image_bundle(root), tmp_path / "rows.parquet", out, *options).exit_code == 1
+    assert (tmp_path / "there.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()
+
+
+def test_ranges_that_are_answered_are_not_answered_again(tmp_path, root, small_ranges, monkeypatch):
+    bundle, rows, out = text_bundle(root), table(tmp_path), tmp_path / "there.csv"
+    real, answered = RowWorker.carry_out, []
+
+    def carry_out(self, unit, before):
+        if len(answered) == 3:
+            raise MassError("stop")
+        answered.append(unit.key)
+        return real(self, unit, before)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RowWorker, "carry_out", carry_out)
+        assert "stop" in predict(bundle, rows, out, "--engine", "local", "--workers", 1).stderr
+    assert not out.exists() and len(answered) == 3
+    first, again = list(answered), []
+    monkeypatch.setattr(RowWorker, "carry_out", lambda self, unit, b: again.append(unit.key) or real(self, unit, b))
+    predict(bundle, rows, out, "--engine", "local", "--workers", 1)
+    assert not set(first) & set(again) and len(again) == 6 - 3
+    predict(bundle, rows, tmp_path / "here.csv")
+    assert out.read_bytes() == (tmp_path / "here.csv").read_bytes()
+
+
+def test_answers_to_other_rows_or_with_other_options_are_not_taken_over(tmp_path, root, small_ranges, monkeypatch):
+    bundle, rows, out = text_bundle(root), table(tmp_path), tmp_path / "there.csv"
+    with monkeypatch.context() as patched:
+        patched.setattr(massmerge.model.row_job.shutil, "rmtree", lambda path: None)  # as if it was killed at the end
+        predict(bundle, rows, out, "--engine", "local")
+    rows.write_text(rows.read_text().replace("film", "goal"))
+    predict(bundle, rows, out, "--engine", "local", "--top", 1)
+    predict(bundle, rows, tmp_path / "here.csv", "--top", 1)
+    assert out.read_bytes() == (tmp_path / "here.csv").read_bytes()
+
+
+def test_what_an_engine_cannot_do_is_refused(tmp_path, root):
+    bundle, rows = text_bundle(root), table(tmp_path)
+    done = run(bundle, rows, "--column", "text", "--engine", "local")
+    assert done.exit_code == 2 and "--engine needs --out FILE" in done.stderr
+    done = predict(bundle, rows, tmp_path / "x.csv", "--engine", "local", "--session", "text")
+    assert done.exit_code == 2 and "leave out --engine" in done.stderr
+    suite = text_suite(tmp_path, root)[0]
+    with pytest.raises(InputError, match="an engine needs a bundle's folder"):
+        massmerge.evaluate(massmerge.load(bundle), suite, engine="local")
+
+
+def figures(found):
+    return {**found.to_dict(), "timings": None, "created": None}
+
+
+def test_an_evaluation_by_an_engine_has_the_same_figures_and_rows(tmp_path, root, small_ranges):
+    bundle, suite = text_bundle(root), text_suite(tmp_path, root)[0]
+    here = massmerge.evaluate(bundle, suite, batch_size=4)
+    there = massmerge.evaluate(bundle, suite, batch_size=4, engine="local", workers=2)
+    assert figures(there) == figures(here)
+    assert there.results == here.results
+    assert not list(bundle.parent.glob(".*.eval"))
+
+
+def test_a_predictor_adds_answers_to_a_batch(root):
+    bundle = text_bundle(root)
+    batch = {"text": np.array(["win a free phone", "", "a moving film"], dtype=object), "id": np.arange(3)}
+    found = massmerge.Predictor(bundle, "text", prefix="mass_")(batch)
+    expected = massmerge.load(bundle).predict(["win a free phone", "a moving film"])
+    assert [found["mass_task"][i] for i in (0, 2)] == [one.task for one in expected]
+    assert [found["mass_score"][i] for i in (0, 2)] == pytest.approx([one.score for one in expected], rel=1e-4)
+    assert "is empty" in found["mass_error"][1] and np.isnan(found["mass_score"][1])
+    assert found["id"] is batch["id"]
+
+
+def test_a_predictor_refuses_a_table_that_does_not_fit(root):
+    predictor = massmerge.Predictor(text_bundle(root), "text")
+    with pytest.raises(InputError, match="no column 'text'; available: 'body'"):
+        predictor({"body": ["x"]})
+    with pytest.raises(InputError, match=r"the table has label already\. Give a prefix"):
+        predictor({"text": ["x"], "label": ["y"]})

@@ -1,0 +1,27 @@
+"""The files in examples/serve fit together, and fit the command."""
+
+from pathlib import Path
+
+import yaml
+
+from massmerge.cli.serve import serve
+
+KUBERNETES = Path(__file__).parents[2] / "examples" / "serve" / "kubernetes.yml"
+
+
+def test_the_autoscaler_watches_what_the_deployment_asks_for():
+    objects = {one["kind"]: one for one in yaml.safe_load_all(KUBERNETES.read_text())}
+    deployment, scaler = objects["Deployment"], objects["HorizontalPodAutoscaler"]
+    named = {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment["metadata"]["name"]}
+    assert scaler["apiVersion"] == "autoscaling/v2" and scaler["spec"]["scaleTargetRef"] == named
+    assert 1 < scaler["spec"]["minReplicas"] < scaler["spec"]["maxReplicas"]
+    assert "replicas" not in deployment["spec"]  # or each update of the deployment would undo what the scaler did
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    watched = {metric["resource"]["name"] for metric in scaler["spec"]["metrics"]}
+    assert watched <= set(container["resources"]["requests"])  # a share of nothing is not known
+
+
+def test_the_deployments_arguments_are_options_of_the_command():
+    (container,) = yaml.safe_load_all(KUBERNETES.read_text()).__next__()["spec"]["template"]["spec"]["containers"]
+    known = {name for option in serve.params for name in option.opts}
+    assert {text for text in container["args"] if text.startswith("--")} <= known
