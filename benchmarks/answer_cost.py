@@ -28,10 +28,13 @@ from torch import Tensor
 from transformers import AutoModel, CLIPVisionModel
 
 import massmerge as mm
+from massmerge.io.placement import DTYPES, Placement
 from massmerge.linalg.factors import Factors
 from massmerge.recipe import Unknown
 from vit_b32 import make_recipe
 
+WHERE = {"device": "cpu", "dtype": "float32"}
+"""Where all sides run; `main` puts the options here."""
 PAPER = {"first_pass": "fixed", "site": "M9", "token": "cls"}
 HALF = {"site": [f"M{block}" for block in range(6)]}
 
@@ -47,10 +50,10 @@ def bundle(tasks: int, rank: str | None = None, **router: str | float | list[str
 
 def answer(model: mm.Model, batch: dict[str, Tensor], sets: list[list[str]]) -> tuple[float, float]:
     """Both passes and the heads for a batch whose selected sets are given; seconds of first pass and of routing."""
-    routings, timings = model._routed(batch, list(range(len(model.tasks))), Unknown())
+    batch = model.core.placement.batch(batch)
+    routings, timings = model.stages.look(batch, model.stages.choice(unknown=Unknown()))
     routings = [replace(r, selected=s) for r, s in zip(routings, sets, strict=True)]
-    output, order = model._second_pass(batch, routings, for_heads=True)
-    model._heads(output, order, batch, routings, 3)
+    model._heads(model.sets.forward(batch, routings, for_heads=True), routings, 3)
     return timings["first pass"] / 1000, timings["routing"] / 1000
 
 
@@ -63,6 +66,8 @@ def interleaved(
         for name, run in sides.items():
             began = clock()
             run()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
             times[name].append(clock() - began)
     return {name: statistics.median(found[1:]) for name, found in times.items()}  # the first round warms up
 
@@ -72,15 +77,21 @@ def images(count: int) -> dict[str, Tensor]:
     return {"pixel_values": torch.randn(count, 3, 224, 224, generator=torch.Generator().manual_seed(5))}
 
 
-def plain_base(path: Path) -> CLIPVisionModel:
-    """The base as transformers alone runs it."""
-    return CLIPVisionModel.from_pretrained(path / "base").eval()
+def load(path: Path) -> mm.Model:
+    """A bundle where the options say."""
+    return mm.load(path, check=False, **WHERE)
+
+
+def plain_base(path: Path, kind: Any = CLIPVisionModel) -> Any:
+    """The base as transformers alone runs it, there too."""
+    place = Placement.choose(**WHERE)
+    return kind.from_pretrained(path / "base", dtype=place.storage).eval().to(place.device)
 
 
 def mixed(path: Path, sets: Callable[[mm.Model, int], list[list[str]]], repeats: int) -> dict[str, float]:
     """A batch of 64 of mixed tasks, against one plain forward."""
-    model, base = mm.load(path, check=False), plain_base(path)
-    batch = images(64)
+    model, base = load(path), plain_base(path)
+    batch = model.core.placement.batch(images(64))
     chosen = sets(model, 64)
     parts: list[tuple[float, float]] = []
 
@@ -113,9 +124,9 @@ def pairs(model: mm.Model, count: int) -> list[list[str]]:
 def one_decision(repeats: int) -> dict[str, float]:
     """`route="batch"` on 32 inputs of one task, against one plain forward of them."""
     path = bundle(8, **HALF)
-    model, base = mm.load(path, check=False), plain_base(path)
-    batch = images(32)
-    rows = list(batch["pixel_values"])
+    model, base = load(path), plain_base(path)
+    rows = list(images(32)["pixel_values"])
+    batch = model.core.placement.batch(images(32))
 
     @torch.inference_mode()
     def plain() -> None:
@@ -233,7 +244,7 @@ def stream(batches: int, every: int, own: str | None = None, others: str | None 
     plan = draw(batches, [t.name for t in mm.Bundle(path, check=False).tasks])
     batch = images(16)
     began = time.perf_counter()
-    model = mm.load(path, check=False)
+    model = load(path)
     ours = time.perf_counter() - began
     began = time.perf_counter()
     rebuilding = [Rebuilding(dense), Rebuilding(dense, spared=True)]
@@ -305,8 +316,8 @@ def text(repeats: int) -> dict[str, float]:
     `ratio` is against the rows sorted by length in two halves, `padded` against all of them padded to the longest.
     """
     home = Path(os.environ.get("MASS_CACHE", Path.home() / ".cache" / "massmerge")) / TEXT
-    model = mm.load(home / "bundles" / "core", check=False)
-    base = AutoModel.from_pretrained(home / "bundles" / "core" / "base").eval()
+    model = load(home / "bundles" / "core")
+    base = plain_base(home / "bundles" / "core", AutoModel)
     found = [
         row
         for task in model.tasks
@@ -319,7 +330,7 @@ def text(repeats: int) -> dict[str, float]:
     @torch.inference_mode()
     def plain(*parts: list[dict[str, Tensor]]) -> None:
         for part in parts:
-            base(**model.core.reader.batch(part))
+            base(**model.core.batch(part))
 
     sides = {
         "padded": lambda: plain(rows),
@@ -355,13 +366,22 @@ def cases(repeats: int) -> dict[str, tuple[Callable[[], dict[str, float]], dict[
     }
 
 
+ON_THE_CPU = {"stream", "stream_budget", "stream_rank", "load", "load_unsure", "load_paper"}
+"""Cases whose other side is dense models on the CPU, or the memory of a process."""
+
+
 def main() -> None:
     """Run the cases, print, and fail where a bound is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="CASE", help=", ".join(cases(1)))
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--device", default="cpu", help="such as cuda; bounds are those of the CPU")
+    parser.add_argument("--dtype", default="float32", choices=DTYPES)
     options = parser.parse_args()
+    WHERE.update(device=options.device, dtype=options.dtype)
+    if options.device != "cpu" and {*(options.names or cases(1))} & ON_THE_CPU:
+        parser.error(f"{', '.join(sorted(ON_THE_CPU))} are measured on the CPU: name other cases.")
     results, faults = {}, []
     for name, (run, bounds) in cases(options.repeats).items():
         if options.names and name not in options.names:

@@ -1,9 +1,10 @@
-"""Cost of generating with a bundle, as ratios to transformers' `generate` on a plain checkpoint.
+"""CPU time of a mixed batch of eight LoRA adapters of a Llama, as ratios to PEFT.
 
-    python benchmarks/generate_cost.py [--repeats 5]
+    python benchmarks/generate_cost.py [--repeats 3] [--prompt 48] [--new 16]
 
-A GPT-2 of 4 blocks of width 384 and four experts, random weights, twice the base's size; 8 prompts of 16 tokens, 16 new
-tokens each. All sides run in turns in one process, on one core; medians of CPU time are compared.
+A Llama of SmolLM2-135M's size with random weights, and eight LoRA adapters of rank 8 on all linear layers; one batch of 8
+prompts of different lengths, one per task. Every side generates as many tokens for the same prompts. PEFT with the adapter
+known runs them with one adapter. All sides run in turns in one process on one core; medians of CPU time are compared.
 """
 
 from __future__ import annotations
@@ -17,32 +18,76 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 import massmerge as mm
+from massmerge import Routing
 
-TASKS = ("a", "b", "c", "d")
-OPTIONS: dict[str, Any] = {"max_new_tokens": 16, "min_new_tokens": 16}
+TASKS = tuple("abcdefgh")
+LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def make_bundle(folder: Path) -> Path:
-    """A base, four experts and their bundle."""
+    """A base of the size of SmolLM2-135M, eight adapters of it, and their bundle."""
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=4000, n_embd=384, n_layer=4, n_head=6, n_positions=128, bos_token_id=1, eos_token_id=2
-    )
-    model = GPT2LMHeadModel(config)
-    model.save_pretrained(folder / "base")
+    config = LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True, bos_token_id=1, eos_token_id=2,
+        pad_token_id=2,
+    )  # fmt: skip
+    base = LlamaForCausalLM(config).eval()
+    base.save_pretrained(folder / "base")
+    adapter = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules=LAYERS, task_type="CAUSAL_LM"))
     for task in TASKS:
         with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.01)
-        model.save_pretrained(folder / task)
+            for name, parameter in adapter.named_parameters():
+                if "lora_" in name:
+                    parameter.copy_(torch.randn_like(parameter) * 0.02)
+        adapter.save_pretrained(folder / task)
     recipe = folder / "recipe.yaml"
     recipe.write_text("base: base\ntasks:\n" + "".join(f"  - {{name: {task}, expert: {task}}}\n" for task in TASKS))
     mm.merge(recipe, folder / "out")
     return folder / "out"
+
+
+def padded(rows: list[Tensor]) -> dict[str, Tensor]:
+    """Prompts as a batch with padding on the left, as transformers wants it."""
+    longest = max(len(row) for row in rows)
+    ids = torch.stack([torch.nn.functional.pad(row, (longest - len(row), 0), value=2) for row in rows])
+    mask = torch.stack([torch.arange(longest) >= longest - len(row) for row in rows]).long()
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def sides_of(path: Path, longest: int, options: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    """What is compared."""
+    model = mm.load(path, check=False)
+    base = LlamaForCausalLM.from_pretrained(path.parent / "base").eval()
+    peft = PeftModel.from_pretrained(base, path.parent / "a", adapter_name="a").eval()
+    for task in TASKS[1:]:
+        peft.load_adapter(path.parent / task, adapter_name=task)
+    seeds = torch.Generator().manual_seed(5)
+    rows = [torch.randint(3, 49152, (longest - 2 * i,), generator=seeds) for i in range(len(TASKS))]
+    batch = padded(rows)
+    ready = [{"input_ids": row} for row in rows]
+    given = [Routing({}, {task: 1.0}, [task], "given") for task in TASKS]
+
+    def known() -> Any:
+        peft.set_adapter("c")
+        return peft.generate(**batch, pad_token_id=2, **options)
+
+    def mixed() -> Any:
+        return peft.generate(**batch, adapter_names=list(TASKS), pad_token_id=2, **options)
+
+    return {
+        "PEFT, one adapter, known": known,
+        "PEFT, mixed `adapter_names`": mixed,
+        "bundle, one task given": lambda: model.generate(ready, task="c", **options),
+        "bundle, eight tasks given": lambda: model.write(ready, given, **options),
+        "bundle, routed": lambda: model.generate(ready, **options),
+    }
 
 
 def medians(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
@@ -59,34 +104,21 @@ def medians(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, floa
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--prompt", type=int, default=48, help="tokens of the longest prompt")
+    parser.add_argument("--new", type=int, default=16, help="new tokens")
+    asked = parser.parse_args()
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory() as temporary:
-        path = make_bundle(Path(temporary))
-        model, cached = mm.load(path, check=False), mm.load(path, check=False, cache="500MB")
-        plain = GPT2LMHeadModel.from_pretrained(path.parent / "a").eval()
-        ids = torch.randint(3, 4000, (8, 16), generator=torch.Generator().manual_seed(5))
-        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        rows = [{"input_ids": row} for row in ids]
-        for _ in range(4):
-            cached.generate(rows, task="a", **OPTIONS)
-        groups = {task: rows[2 * i : 2 * i + 2] for i, task in enumerate(TASKS)}
-        sides = {
-            "plain checkpoint": lambda: plain.generate(**batch, pad_token_id=2, **OPTIONS),
-            "task given": lambda: model.generate(rows, task="a", **OPTIONS),
-            "task given, hot set": lambda: cached.generate(rows, task="a", **OPTIONS),
-            "routed": lambda: model.generate(rows, **OPTIONS),
-            "plain, four batches of two": lambda: [plain.generate(**{k: v[i : i + 2] for k, v in batch.items()},
-                                                                  pad_token_id=2, **OPTIONS) for i in (0, 2, 4, 6)],
-            "four sets of two": lambda: [model.generate(part, task=task, **OPTIONS) for task, part in groups.items()],
-        }  # fmt: skip
-        found = medians(sides, repeats)
-    print("| case | CPU seconds | times the plain checkpoint |\n|---|---|---|")
+    options = {"max_new_tokens": asked.new, "min_new_tokens": asked.new}
+    with tempfile.TemporaryDirectory() as temporary, torch.inference_mode():
+        sides = sides_of(make_bundle(Path(temporary)), asked.prompt, options)
+        found = medians(sides, asked.repeats)
+    known, mixed = (found[name] for name in list(found)[:2])
+    print("| case | CPU seconds | times PEFT, known | times PEFT, mixed |\n|---|---|---|---|")
     for name, seconds in found.items():
-        print(f"| {name} | {seconds:.2f} | {seconds / found['plain checkpoint']:.2f} |")
+        print(f"| {name} | {seconds:.2f} | {seconds / known:.2f} | {seconds / mixed:.2f} |")
 
 
 if __name__ == "__main__":

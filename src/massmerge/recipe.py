@@ -27,7 +27,7 @@ Method = Literal[
 METHODS: tuple[str, ...] = get_args(Method)
 # The options of each method with their defaults: those of its paper, or of the public implementation that papers use.
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "mass": {"budget": 2.0, "rank": None, "factors": "base", "redundancy": {}, "base": "copy"},
+    "mass": {"budget": 2.0, "rank": None, "factors": "base", "redundancy": {}, "base": "auto"},
     "average": {},
     "task_arithmetic": {"scale": "auto"},
     "ties": {"keep": 0.2, "combine": "mean", "scale": "auto"},
@@ -60,7 +60,8 @@ class MergeOptions(Section):
     factors: FactorType = "base"
     """How the factors' numbers are stored: as the base's, in 16 bits, or in 8 with a scale for every vector."""
     redundancy: Redundancy | Literal["none"] = Redundancy()
-    base: Literal["copy", "by_reference"] = "copy"
+    base: Literal["auto", "copy", "by_reference"] = "auto"
+    """Whether the bundle holds the base's weights; `auto` refers to a base over 2 GB where it lies."""
     scale: Literal["auto"] | Annotated[float, Field(gt=0.0)] | None = None
     """Factor on the merged delta: `auto` is chosen on a suite's validation split, or the published one without a suite."""
     keep: _Share | None = None

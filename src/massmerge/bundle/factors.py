@@ -13,7 +13,7 @@ from massmerge.bundle.encoding import PARTS, decode, part_shapes, rounding
 from massmerge.checkpoints.skeleton import Slot
 from massmerge.errors import InputError, listing
 from massmerge.io.placement import Placement
-from massmerge.io.tensor_file import TensorInfo, read_tensor
+from massmerge.io.tensor_file import TensorInfo, map_file, read_tensor, tensor_in
 from massmerge.linalg.factors import Factors
 from massmerge.routing.separation import routing_targets
 
@@ -153,14 +153,8 @@ class _Fetched:
     """Gives the tensors of a file as they are stored."""
 
     def __init__(self, path: Path, mapped: bool) -> None:
-        size = path.stat().st_size
-        if mapped:
-            self._bytes = torch.from_file(str(path), size=size, dtype=torch.uint8)
-        else:
-            self._bytes = read_tensor(TensorInfo((size,), torch.uint8, path))
+        whole = TensorInfo((path.stat().st_size,), torch.uint8, path)
+        self._bytes = map_file(path) if mapped else read_tensor(whole)
 
     def __call__(self, info: TensorInfo) -> Tensor:
-        data = self._bytes[info.offset : info.offset + info.nbytes]
-        if info.offset % info.dtype.itemsize:  # behind an odd number of bytes there is no view
-            data = data.clone()
-        return data.view(info.dtype).view(info.shape)
+        return tensor_in(self._bytes, info)

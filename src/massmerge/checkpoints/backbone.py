@@ -26,7 +26,7 @@ from massmerge.checkpoints.skeleton import (
     with_own_output,
 )
 from massmerge.checkpoints.sources import Source
-from massmerge.checkpoints.stores import Store
+from massmerge.checkpoints.stores import SafetensorsStore, Store
 from massmerge.errors import InputError, listing
 from massmerge.io.tensor_file import TensorInfo
 from massmerge.io.untrusted import GENERATION_CONFIG, refuse_code
@@ -69,6 +69,13 @@ class Base:
     def read(self, name: str) -> Tensor:
         """A tensor under its module name."""
         return self.readings[name].read(self.store, self.skeleton.config)
+
+    def mapped(self, name: str) -> Tensor:
+        """The same tensor, in its file where it lies there as it is: it takes no memory before it is used."""
+        reading = self.readings[name]
+        if reading.converter is None and isinstance(self.store, SafetensorsStore):
+            return self.store.mapped(reading.keys[0])
+        return self.read(name)
 
     def info(self, name: str) -> TensorInfo:
         """Shape and dtype of a tensor."""
@@ -284,6 +291,8 @@ def infer_task_model(
         match = skeleton.match(infos)
         if best is None or len(match.unexpected) < len(best[1].unexpected):
             best = skeleton, match
+        if not match.unexpected:
+            break
     assert best is not None
     return best
 

@@ -32,6 +32,9 @@ class Kept(NamedTuple):
 class ExpertTensor(ABC):
     """One tensor as an expert gives it, whatever the expert was stored as."""
 
+    needs_base = True
+    """Whether the delta is known from the base's tensor only."""
+
     @property
     @abstractmethod
     def parts(self) -> tuple[Tensor, ...]:
@@ -108,6 +111,7 @@ class LowRank(ExpertTensor):
 
     b: Tensor
     a: Tensor
+    needs_base = False
 
     @property
     def parts(self) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from massmerge.checkpoints.onnx_file import OnnxStore
 from massmerge.errors import InputError, listing
-from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
+from massmerge.io.tensor_file import TensorInfo, map_file, read_header, read_tensor, tensor_in
 
 
 class Store(Protocol):
@@ -37,12 +37,21 @@ class SafetensorsStore:
 
     def __init__(self, paths: list[Path]) -> None:
         self.infos: dict[str, TensorInfo] = {}
+        self._mapped: dict[Path, Tensor] = {}
         for path in paths:
             self.infos.update(read_header(path))
 
     def read(self, name: str) -> Tensor:
         """The tensor of that name, read from its file."""
         return read_tensor(self.infos[name])
+
+    def mapped(self, name: str) -> Tensor:
+        """The tensor of that name where it lies in its file; the file must stay as it is."""
+        info = self.infos[name]
+        assert info.path is not None
+        if info.path not in self._mapped:
+            self._mapped[info.path] = map_file(info.path)
+        return tensor_in(self._mapped[info.path], info)
 
 
 class PickleStore:

@@ -139,6 +139,19 @@ def read_tensor(info: TensorInfo) -> Tensor:
     )
 
 
+def map_file(path: Path) -> Tensor:
+    """The bytes of a file, which come into memory as they are used; nothing that is written to them reaches the file."""
+    return torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
+
+
+def tensor_in(data: Tensor, info: TensorInfo) -> Tensor:
+    """A stored tensor as a view of its file's bytes."""
+    found = data[info.offset : info.offset + info.nbytes]
+    if info.offset % info.dtype.itemsize:  # behind an odd number of bytes there is no view
+        found = found.clone()
+    return found.view(info.dtype).reshape(info.shape)
+
+
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """A tensor's data as little-endian bytes."""
     flat = tensor.detach().contiguous().reshape(-1)

@@ -36,7 +36,9 @@ def peak_memory(matrices: list[TensorPlan], whole: list[TensorPlan], limits: Lim
     return _LIBRARIES + sum(largest)
 
 
-def merge_seconds(matrices: list[TensorPlan], limits: Limits, sizes: Sizes, workers: int) -> float:
+def merge_seconds(
+    matrices: list[TensorPlan], limits: Limits, sizes: Sizes, workers: int, *, base_read: bool = True
+) -> float:
     """A rough time: operations by the speed of one core, bytes by the speed of a disk.
 
     A delta that is known to be thin, as an adapter's, is never formed: what it costs grows with the square of its rank.
@@ -52,7 +54,7 @@ def merge_seconds(matrices: list[TensorPlan], limits: Limits, sizes: Sizes, work
             else:
                 total += 2 * m * n * small / PRODUCT_SPEED + 1.4 * small**3 / EIGEN_SPEED
         total += 2 * (sum(t.ranks) ** 2) * (m + n) / PRODUCT_SPEED
-    return round(total / workers + 3 * sizes.counted / DISK_SPEED + 0.5, 1)
+    return round(total / workers + 3 * (sizes.counted - (not base_read) * sizes.base) / DISK_SPEED + 0.5, 1)
 
 
 def _is_thin(t: TensorPlan) -> Callable[[int], bool]:

@@ -29,7 +29,7 @@ from massmerge.merging.heads import HeadSource, find_base_head
 from massmerge.merging.heads.sources import named_files
 from massmerge.merging.heads.text import TextTower
 from massmerge.merging.open_tasks import Attempts, all_write, open_tasks, with_outputs
-from massmerge.merging.plan import Plan, plan_merge, touched_by
+from massmerge.merging.plan import Plan, copies_base, plan_merge, touched_by
 from massmerge.recipe import Recipe, TaskRecipe, TextHead
 from massmerge.routing.sites import choose_sites, find_sites
 
@@ -60,6 +60,11 @@ class OpenedRecipe:
     def opened(self) -> list[TaskRecipe]:
         """The tasks whose own sources are opened: all that no bundle gives."""
         return tasks_besides(self.recipe, self.bundled)
+
+    @property
+    def copies_base(self) -> bool:
+        """Whether what is written holds the base's weights, or says where they lie."""
+        return copies_base(self.recipe, self.plan.sizes.base)
 
 
 def tasks_besides(recipe: Recipe, bundled: Bundled | None) -> list[TaskRecipe]:

@@ -11,8 +11,9 @@ from massmerge.checkpoints.expert_tensors import ExpertTensor, Kept, difference,
 from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.merging.plan import TensorPlan
 
-KeptOf = Callable[[TensorPlan, str, Tensor], Kept | None]
-"""The factors of a task's delta, given tensor, task and the base's own: none where the delta is zero."""
+KeptOf = Callable[[TensorPlan, str, Callable[[], Tensor]], Kept | None]
+"""The factors of a task's delta, given tensor, task and what reads the base's own: none where the delta is zero."""
+_UNREAD = torch.empty(0)
 
 
 class Originals:
@@ -55,7 +56,7 @@ class Originals:
             return difference(base, self.whole(tensor, task, base))
         return self.read(task, tensor.name).matrix(base, tensor.kind)
 
-    def kept(self, tensor: TensorPlan, task: str, base: Tensor) -> Kept | None:
-        """The expert's factors at the recipe's rank; none where the delta is zero."""
-        rank = tensor.ranks[self.tasks.index(task)]
-        return self.read(task, tensor.name).keep(base, tensor.kind, rank, self._energy)
+    def kept(self, tensor: TensorPlan, task: str, base: Callable[[], Tensor]) -> Kept | None:
+        """The expert's factors at the recipe's rank; none where the delta is zero. The base is read if it takes part."""
+        rank, found = tensor.ranks[self.tasks.index(task)], self.read(task, tensor.name)
+        return found.keep(base() if found.needs_base else _UNREAD, tensor.kind, rank, self._energy)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from massmerge.bundle.base import LARGE
 from massmerge.bundle.encoding import stored_type
 from massmerge.checkpoints import Expert
 from massmerge.checkpoints.skeleton import Kind, Slot
@@ -125,6 +126,12 @@ class Plan:
         return json.loads(json.dumps(data))
 
 
+def copies_base(recipe: Recipe, nbytes: int) -> bool:
+    """Whether what a merge writes holds the base's weights, or says where they lie."""
+    said = recipe.merge.base
+    return recipe.merge.static or said == "copy" or (said == "auto" and nbytes <= LARGE)
+
+
 def touched_by(prepared: OpenedRecipe, expert: Expert) -> set[str]:
     """The tensors that an expert changes; all that it may change where they are not known or make no difference.
 
@@ -205,7 +212,7 @@ def plan_merge(prepared: OpenedRecipe, touched: dict[str, set[str]], problems: l
         sizes,
         _ranks_known(prepared),
         peak_memory(matrices, whole, limits, workers),
-        merge_seconds(matrices, limits, sizes, workers),
+        merge_seconds(matrices, limits, sizes, workers, base_read=copies_base(recipe, base_bytes)),
         tuple(problems),
         tuple(task.name for task in recipe.tasks if task.name not in prepared.experts),
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import massmerge
+from massmerge.bundle.base import base_sha256
 from massmerge.bundle.layout import PROCESSOR
 from massmerge.bundle.manifest import FileEntry
 from massmerge.bundle.merge_folder import MergeFolder, recover, refuse_target
@@ -277,6 +278,10 @@ def _fingerprint(prepared: OpenedRecipe, engine: Engine) -> str:
     experts = [prepared.experts[task.name].source for task in prepared.opened]
     sources = experts if bundled else [prepared.base.source, *experts]
     files = {f"{s.text}/{p.name}": p for s in sources if s.revision is None for p in s.files()}
+    base = []
+    if not prepared.copies_base and not bundled:  # its weights are hardly read: nor are they for this
+        weights = {info.path for info in prepared.base.store.infos.values()}
+        files, base = {name: path for name, path in files.items() if path not in weights}, [base_sha256(prepared.base)]
     if bundled is None:
         files |= {f"{PROCESSOR}/{name}": path for name, path in prepared.processor.items()}
     files |= {text: prepared.folder / Path(text).expanduser() for text in named_files(prepared.opened)}
@@ -284,13 +289,15 @@ def _fingerprint(prepared: OpenedRecipe, engine: Engine) -> str:
     revisions = {s.text: s.revision for s in sources}
     taken = [bundled.bundle.manifest["sha256"]] if bundled else []  # which knows the bytes of all the bundle's files
     planned = [[tensor.name, *tensor.ranks] for tensor in prepared.plan.tensors]  # parts are numbered by it
-    text = json.dumps([massmerge.__version__, prepared.recipe.dump(), revisions, sums, planned, *taken], sort_keys=True)
+    known = [massmerge.__version__, prepared.recipe.dump(), revisions, sums, planned, *taken, *base]
+    text = json.dumps(known, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _refuse_full_disk(target: Path, prepared: OpenedRecipe) -> None:
     sizes = prepared.plan.sizes
     needed = sizes.counted + sizes.heads + sizes.factors + sizes.whole + sizes.fixed  # the parts stay until the end
+    needed -= 0 if prepared.copies_base else sizes.base
     existing = next(p for p in (target, *target.parents) if p.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:

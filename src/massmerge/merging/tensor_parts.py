@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -57,11 +58,11 @@ class TensorParts:
 
     def _factored(self, tensor: TensorPlan, given: dict[int, str], kept_of: KeptOf) -> dict[str, Tensor]:
         """Factors of every task, and what is known of them together."""
-        base = self.originals.base(tensor.name)
+        base = cache(partial(self.originals.base, tensor.name))  # adapters know their deltas without it
         found = {i: kept_of(tensor, task, base) for i, task in given.items()}
         kept = {i: one for i, one in found.items() if one is not None}
         assert tensor.matrix is not None
-        dtype = stored_type(self._prepared.recipe.merge.factors, base.dtype, tensor.matrix)
+        dtype = stored_type(self._prepared.recipe.merge.factors, getattr(torch, tensor.dtype), tensor.matrix)
         stored = {i: encode(one.factors, dtype) for i, one in kept.items()}
         part = {f"{i}.{name}": tensor for i, parts in stored.items() for name, tensor in parts.items()}
         count = len(self._order)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,9 @@ class MergeWorker:
         tensor = self._tensor(data.index)
 
         def share() -> dict[str, Tensor]:
-            return _packed(self.tensors.originals.kept(tensor, data.task, self.tensors.originals.base(tensor.name)))
+            return _packed(
+                self.tensors.originals.kept(tensor, data.task, partial(self.tensors.originals.base, tensor.name))
+            )
 
         key = share_key(data.index, self.tensors.originals.tasks.index(data.task))
         return {data.task: self._parts.put(key, self._prepared.files.settled(share))}
@@ -75,9 +77,11 @@ class MergeWorker:
         for made in before.values():
             names |= made
 
-        def kept(tensor: TensorPlan, task: str, base: Tensor) -> Kept | None:
+        def kept(tensor: TensorPlan, task: str, base: Callable[[], Tensor]) -> Kept | None:
             share = Parts(self._parts.folder, "", {task: names[task]})
-            return _unpacked({name: read_tensor(info).to(base.device) for name, info in share.header(task).items()})
+            return _unpacked(
+                {name: read_tensor(info).to(self.tensors.originals.device) for name, info in share.header(task).items()}
+            )
 
         part = self._prepared.files.settled(lambda: self.tensors.part(self._tensor(data.index), kept))
         return {tensor_key(data.index): self._parts.put(tensor_key(data.index), part)}

@@ -47,7 +47,7 @@ LargeFile = tuple[Path, int | None, int]
 def bundle_files(prepared: OpenedRecipe) -> list[LargeFile]:
     """The large files of a bundle: the base's weights, and each task's factors."""
     plan = prepared.plan
-    copied = [(Path(BASE_WEIGHTS), None, plan.sizes.base)] if prepared.recipe.merge.base == "copy" else []
+    copied = [(Path(BASE_WEIGHTS), None, plan.sizes.base)] if prepared.copies_base else []
     tasks = [
         (task_folder(Path(), task.name) / FACTORS, position, task.factor_bytes + task.whole_bytes)
         for position, task in enumerate(plan.tasks)
@@ -99,7 +99,7 @@ def assemble_bundle(
     ]
     base = {"class": plan.base_class, "source": plan.base, "revision": plan.base_revision, "bytes": plan.sizes.base}
     base |= {"dtype": str(prepared.base.dtype).removeprefix("torch.")} | base_terms.to_dict()
-    if recipe.merge.base == "by_reference":
+    if not prepared.copies_base:
         base |= {"location": _location(prepared.base.source), "sha256": base_sha256(prepared.base)}
     said = {**common(prepared, fingerprint), "base": base, "tasks": tasks, "ranks": ranks}
     encoded = any(_encoded(recipe, tensor) for tensor in plan.tensors)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from massmerge.bundle.base import referenced_base
 from massmerge.bundle.layout import BASE_WEIGHTS
@@ -55,14 +55,24 @@ def dense_base(base: Base, touched: set[str], place: Placement) -> PreTrainedMod
 
 
 def _filled(base: Base, config: PretrainedConfig, place: Placement) -> PreTrainedModel:
-    """A model of the base's class with the base's tensors."""
-    with torch.random.fork_rng(devices=[]):  # first weights are drawn, and then all replaced
+    """A model of the base's class with the base's tensors, which stay in their files where they can; others are zero."""
+    with no_init_weights():  # what is never written to takes no memory
         model: PreTrainedModel = type(base.skeleton.model)._from_config(config, dtype=place.storage).eval()
+    model.tie_weights()
     if (
         base.skeleton.slots.keys() - Skeleton(model).slots.keys()
     ):  # the class ties an output layer that the base does not
-        with_own_output(Skeleton(model))
-    model.load_state_dict({name: base.read(name) for name in base.slots}, strict=False)
+        model = with_own_output(Skeleton(model)).model
+    given: dict[str, Tensor] = {}
+    for slot in Skeleton(model).slots.values():
+        if slot.name in base.slots:
+            value = base.mapped(slot.name)
+            value = value.to(place.storage) if value.is_floating_point() else value
+            whole = nn.Parameter(value, requires_grad=False) if value.is_floating_point() else value
+            given |= dict.fromkeys((slot.name, *slot.aliases), whole)  # one tensor under all its names
+        elif slot.name in dict(model.named_parameters()):
+            model.get_parameter(slot.name).data.zero_()
+    model.load_state_dict(given, strict=False, assign=True)
     return model
 
 

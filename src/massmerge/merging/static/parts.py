@@ -138,7 +138,7 @@ class StaticParts:
             return found
 
         def factor(task: str) -> Factors | None:
-            found = kept(tensor, task, base)
+            found = kept(tensor, task, lambda: base)
             if norm is not None and found is not None:
                 norm[self._known.tasks.index(task)] = found.norm
             return found.factors if found is not None else None

@@ -124,7 +124,8 @@ def set_model(opened: OpenBundle, changes: SetChanges | None, around: Around | N
     prefix = skeleton.submodule(type(base)) or ""
     given = {f"{prefix}{name}": value for name, value in state.items()} | around.tensors
     model = type(skeleton.model)(around.config).eval()
-    untie_output(Skeleton(model), {name: TensorInfo(tuple(value.shape), value.dtype) for name, value in given.items()})
+    infos = {name: TensorInfo(tuple(value.shape), value.dtype) for name, value in given.items()}
+    model = untie_output(Skeleton(model), infos).model
     # Copies: what is tied in the class stays tied.
     missing = set(model.load_state_dict(given, strict=False).missing_keys) - set(_tied(model))
     if missing:

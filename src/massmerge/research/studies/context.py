@@ -169,10 +169,10 @@ class StudyContext:
         # What a study has merged by itself is not calibrated: only the router that needs no data is there.
         merged_here = self.bundle.resolve().is_relative_to(self.cache.resolve())
         router = "projection" if merged_here else None
-        return load(self.bundle, router=router, **self._where, check=True)
+        return load(self.bundle, router=router, **self.where, check=True)
 
     @property
-    def _where(self) -> dict[str, Any]:
+    def where(self) -> dict[str, Any]:
         """Where models run."""
         return {"device": self.settings.device, "dtype": self.settings.dtype}
 
@@ -208,7 +208,7 @@ class StudyContext:
     @cached_property
     def sources(self) -> OpenedRecipe:
         """Base and experts, as methods that are no bundle take them."""
-        return open_sources(self.recipe, self.recipe_folder, **self._where)
+        return open_sources(self.recipe, self.recipe_folder, **self.where)
 
     @property
     def recipe(self) -> Recipe:
@@ -251,7 +251,7 @@ class StudyContext:
     @cached_property
     def experts(self) -> Experts:
         """The experts that the bundle was made from, opened but not read."""
-        return open_experts(Bundle(self.bundle, check=False), self.recipe_folder, **self._where)
+        return open_experts(Bundle(self.bundle, check=False), self.recipe_folder, **self.where)
 
     # Cells
 
@@ -263,7 +263,7 @@ class StudyContext:
             "bundle": self.bundle_identity,
             "data": {task: data.sha256() for task, data in self.ready.data.items()},
             **({"generate": self.generation} if self.ready.writes else {}),
-            **({} if set(self._where.values()) == {"auto"} else self._where),
+            **({} if set(self.where.values()) == {"auto"} else self.where),
         }
 
     @cached_property

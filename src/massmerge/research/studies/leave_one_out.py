@@ -89,9 +89,8 @@ def _make(context: StudyContext, answering: Core, name: str, task: str, made: li
         return OneBackbone(answering, 0)
     if name == MASS:
         made.append(context.merged(subset(context.recipe, others)))
-        if context.ready.writes:
-            return routed_outcomes(load(made[-1], router="projection", check=True), 0)
-        return LentHead(load(made[-1], router="projection", check=True), answering, task)
+        model = load(made[-1], router="projection", **context.where, check=True)
+        return routed_outcomes(model, 0) if context.ready.writes else LentHead(model, answering, task)
     merge = StaticMerge(context, name, others)
     made.append(merge.model.path)
     scale, _ = merge.scale
