@@ -7,7 +7,7 @@ from eval_suite import Spied, random_world, write_suite
 from massmerge import InputError, Prediction, Routing, Suite
 from massmerge.evaluation import evaluate as module
 from massmerge.evaluation.prepared import prepare_evaluation
-from massmerge.evaluation.run import Answering, run_stream
+from massmerge.evaluation.run import RowAnswers, run_stream
 from models import text_bundle
 
 # What the model is told
@@ -69,7 +69,7 @@ def test_inputs_are_taken_as_they_are_needed(tmp_path):
             taken.append(len(model.calls[0].items))
             yield item
 
-    run_stream(Answering(model), ready, seed=0, route="input", batch_size=32, unknown=None, progress=watch)
+    run_stream(RowAnswers(model), ready, seed=0, route="input", batch_size=32, unknown=None, progress=watch)
     assert taken == list(range(1, 99))
 
 

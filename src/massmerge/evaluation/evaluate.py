@@ -21,7 +21,7 @@ from massmerge.evaluation.reliability import Reliability, reliability
 from massmerge.evaluation.report import require_matplotlib
 from massmerge.evaluation.results import BundleSizes, Evaluation, TaskResult, count_routes, count_sets
 from massmerge.evaluation.row_table import RowTable
-from massmerge.evaluation.run import Answering, Progress, run_experts, run_known, run_once, run_stream, silent
+from massmerge.evaluation.run import Progress, RowAnswers, run_experts, run_known, run_once, run_stream, silent
 from massmerge.evaluation.scoring import mean_figures, score_task
 from massmerge.evaluation.suite import DEFAULT_SPLIT, Suite
 from massmerge.evaluation.summary import write_evaluation
@@ -163,11 +163,11 @@ def _measured(
     workers: int | None,
     report: str | Path | None,
     loading: dict[str, Any],
-) -> Iterator[Answering]:
+) -> Iterator[RowAnswers]:
     """What answers: the model, or an engine whose workers load it."""
     static, needs_task = isinstance(model, StaticModel), isinstance(model, StaticModel) and model.needs_task
     if engine is None or not isinstance(bundle, str | Path):
-        yield Answering(model, static, needs_task)
+        yield RowAnswers(model, static, needs_task)
         return
     path = find_bundle(bundle).resolve()
     folder = path.with_name(f".{path.name}.eval") if report is None else Path(report) / "parts"
@@ -175,7 +175,7 @@ def _measured(
         opened_engine(engine, workers) as chosen,
         EngineModel.opened(path, chosen, folder, loading=loading, static=static) as answering,
     ):
-        yield Answering(answering, static, needs_task)
+        yield RowAnswers(answering, static, needs_task)
 
 
 def _runs_once(

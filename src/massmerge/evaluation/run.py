@@ -32,7 +32,7 @@ def silent(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
 
 
 @dataclass(frozen=True)
-class Answering:
+class RowAnswers:
     """What is measured."""
 
     answering: Model | StaticModel | EngineModel
@@ -56,7 +56,7 @@ class Answering:
 
 
 def run_stream(
-    model: Answering,
+    model: RowAnswers,
     ready: PreparedEvaluation,
     *,
     seed: int,
@@ -90,7 +90,7 @@ def run_stream(
 
 
 def _answers(
-    model: Answering,
+    model: RowAnswers,
     ready: PreparedEvaluation,
     items: Iterable[Any],
     *,
@@ -138,7 +138,7 @@ def _row(ready: PreparedEvaluation, task: str, place: int, answer: Prediction) -
 
 
 def run_known(
-    model: Answering,
+    model: RowAnswers,
     ready: PreparedEvaluation,
     rows: RowTable,
     *,
