@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import massmerge.merging.run
 import massmerge.merging.units
@@ -92,6 +93,12 @@ def test_machines_with_another_version_get_no_work(family, tmp_path, engine, clu
     monkeypatch.setattr(
         engine, "_weigh", lambda unit, found, faults: refused.append(found) or real(unit, found, faults)
     )
+    there, placed = NodeAffinitySchedulingStrategy(node.node_id, soft=False), engine._placed
+
+    def first_there(unit, faults):  # it would come too late for a unit by itself: its workers have yet to import torch
+        return placed(unit, faults) if faults.refused else {"scheduling_strategy": there}
+
+    monkeypatch.setattr(engine, "_placed", first_there)
     try:
         merge(family / "recipe.yaml", tmp_path / "there", engine=engine)
     finally:
