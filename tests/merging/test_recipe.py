@@ -57,7 +57,7 @@ def test_what_is_dumped_is_the_same_recipe():
         ("bse: x\n" + SMALL, "recipe.yaml:1: unknown key 'bse' (known here: base, tasks"),
         (SMALL + "merge:\n  budgt: 2", "recipe.yaml:5: unknown key 'merge.budgt' (known here: method, budget"),
         (SMALL + "merge: {redundancy: {metrik: cosine}}", "unknown key 'merge.redundancy.metrik' (known here: metric"),
-        ("base: b\ntasks:\n  - {name: one, expert: e, heads: x}", "recipe.yaml:3: unknown key 'tasks.0.heads'"),
+        ("base: b\ntasks:\n  - {name: one, expert: e, headz: x}", "recipe.yaml:3: unknown key 'tasks.0.headz'"),
         (SMALL + "merge: {budget: much}", "recipe.yaml:4: 'merge.budget': should be a valid number"),
         (SMALL + "merge: {budget: .inf}", "recipe.yaml:4: 'merge.budget': should be a finite number"),
         (SMALL + "merge: {budget: 1.0}", "'merge.budget': should be greater than 1 (it is 1.0)"),

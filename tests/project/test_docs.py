@@ -401,6 +401,6 @@ def test_every_recipe_in_examples_has_a_test():
     assert {path.name for path in TEXT_EXAMPLES.glob("*.yaml")} == tested
     elsewhere = {
         "text",
-        *(path.name for path in (ROOT / "examples").iterdir() if any((ROOT / "tests").glob(f"*/test_{path.name}.py"))),
+        *(path.name for path in (ROOT / "examples").iterdir() if any((ROOT / "tests").glob(f"*/test_{path.stem}.py"))),
     }
     assert {path.name for path in (ROOT / "examples").iterdir()} == elsewhere

@@ -25,10 +25,12 @@ TERMINAL = {"as_json", "quiet", "verbose", "column", "plot", "dry_run", "strict"
 # Parameters of another name, or of the function that comes before (`load`, `choose_scale`) or beside (`Model.sites`).
 OTHER_NAMES = {
     "plan": {"tensors": "Plan.tensors"},
-    "merge": {"suite": "choose_scale", "limit": "choose_scale"},
+    "merge": {"suite": "choose_scale", "limit": "choose_scale", "dtype": "choose_scale; calibrate"},
     "predict": {
         "bundle": "load",
         "cache": "load",
+        "device": "load",
+        "dtype": "load",
         "tasks": "task",
         "out": "a list",
         "wanted": "a list",
@@ -38,6 +40,8 @@ OTHER_NAMES = {
     "generate": {
         "bundle": "load",
         "cache": "load",
+        "device": "load",
+        "dtype": "load",
         "tasks": "task",
         "max_new_tokens": "options",
         "given": "options",
@@ -45,9 +49,11 @@ OTHER_NAMES = {
         "chat": "messages",
         "system": "messages",
     },
-    "explain": {"bundle": "model", "tasks": "task"},
+    "explain": {"bundle": "model", "tasks": "task", "device": "load", "dtype": "load"},
     "inspect": {"sites": "Model.sites"},
-    "add": {"inputs": "Addition.with_inputs; calibrate"},
+    "add": {"inputs": "Addition.with_inputs; calibrate", "dtype": "calibrate"},
+    "remove": {"device": "calibrate", "dtype": "calibrate"},
+    "adapt": {"bundle": "path"},
     "calibrate": {"bundle": "path"},
     "head": {"named": "templates"},
 }

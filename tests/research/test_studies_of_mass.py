@@ -17,7 +17,7 @@ from massmerge.model.answers import Routing, make_prediction
 from massmerge.recipe import AnswerOptions, Redundancy
 from massmerge.research.studies import STUDIES
 from massmerge.research.studies.batch import ALL_INPUTS, PROBES
-from massmerge.research.studies.book import AnswerBook, HeadAnswer, choose
+from massmerge.research.studies.book import AnswerBook, BestOfHead, choose
 from massmerge.research.studies.fixed import accepted_tasks, fixed_pass
 from massmerge.research.studies.opening import open_studies
 from massmerge.research.studies.run import run_studies
@@ -233,7 +233,7 @@ def test_the_answer_of_a_set_is_chosen_as_in_predict(score):
             label = labels[task][at]
             if task == "d":
                 label = join_labels(name for name, value in zip("tu", values, strict=True) if value > 0)
-            heads[task] = HeadAnswer(label, float(values[at]), share)
+            heads[task] = BestOfHead(label, float(values[at]), share)
         found, expected = choose(heads, weights, options, problems), given_of(best)
         assert found[:2] == expected[:2]
         assert found.score == pytest.approx(expected.score) or expected.label == ""

@@ -136,8 +136,10 @@ def session_batches(
         size: most inputs of a batch.
 
     Raises:
-        InputError: there are not as many keys as inputs.
+        InputError: there are not as many keys as inputs, or a batch would hold none.
     """
+    if size < 1:  # would divide nothing into nothing, without a word
+        raise InputError("batch_size must be at least 1.")
     pairs = _pairs(inputs, session)
     ahead = 0 if session is None else 1
     held: list[tuple[Hashable | None, Any]] = []

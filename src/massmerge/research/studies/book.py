@@ -20,7 +20,7 @@ from massmerge.research.studies.context import StudyContext
 _TEXT = ""  # in the place of a head's task: what a set writes is of the set
 
 
-class HeadAnswer(NamedTuple):
+class BestOfHead(NamedTuple):
     """What one head answers: its best label, of a multi-label head all that pass as `join_labels` writes them."""
 
     label: str
@@ -29,7 +29,7 @@ class HeadAnswer(NamedTuple):
     """None of a head that gives a number."""
 
 
-Heads = dict[str, HeadAnswer]
+Heads = dict[str, BestOfHead]
 """By task the best label of each head of a set."""
 
 
@@ -70,7 +70,7 @@ class AnswerBook:
             answers = self._model.answer(inputs, chosen, top=everything, batch_size=size)
             for i, answer in zip(chunk, answers, strict=True):
                 cells.put(keys[i], {task: self._best(ranked) for task, ranked in heads_of(answer, everything).items()})
-        return [{task: HeadAnswer(*values) for task, values in cells[key].items()} for key in keys]
+        return [{task: BestOfHead(*values) for task, values in cells[key].items()} for key in keys]
 
     def settled(self, routings: Sequence[Routing]) -> list[Routing]:
         """The routings of all samples, with that of an unclear one as its candidates' heads decide, as in `predict`."""
@@ -97,12 +97,12 @@ class AnswerBook:
                 found[i] = choose(heads, routings[i].weights, self._options, self._model.problems)
         return found
 
-    def _best(self, ranked: list[Answer]) -> HeadAnswer:
+    def _best(self, ranked: list[Answer]) -> BestOfHead:
         first = ranked[0]
         if self._model.problems[first.task] != "multi_label_classification":
-            return HeadAnswer(first.label, first.logit, first.score)
+            return BestOfHead(first.label, first.logit, first.score)
         passed = passing((a.score or 0.0 for a in ranked), (a.label for a in ranked))
-        return HeadAnswer(join_labels(passed), first.logit, first.score)
+        return BestOfHead(join_labels(passed), first.logit, first.score)
 
     def _key(self, place: int, routing: Routing) -> str:
         chosen = sorted(routing.selected)
