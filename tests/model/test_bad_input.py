@@ -132,9 +132,6 @@ ROWS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         ("task red (red)", "the base has these, the expert does not", "encoder.layer.1.output.dense.weight")),
     "a tensor is lacking": (
         tensors("red", lambda s: s.pop(f"bert.{QUERY}")), ("task red (red)", f"the expert lacks:\n    bert.{QUERY}")),
-    "a tensor too many": (
-        tensors("red", lambda s: s.update(surprise=torch.ones(2))),
-        ("task red (red)", "its class BertForSequenceClassification does not:\n    surprise")),
     "another vocabulary": (
         instead("red", "bert", vocab_size=61),
         ("task red (red)", "(61, 32) against (60, 32)", "The vocabulary has another size: resize the expert's embeddings")),

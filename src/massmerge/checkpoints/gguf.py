@@ -33,7 +33,9 @@ def write_plain(file: str | Path, target: str | Path) -> None:
         MassError: the package `gguf` is missing.
         InputError: transformers cannot read the file.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+    from transformers import GenerationConfig
+
+    from massmerge.checkpoints.pretrained import pretrained_gguf
 
     try:
         import gguf  # noqa: F401
@@ -42,17 +44,12 @@ def write_plain(file: str | Path, target: str | Path) -> None:
     file = Path(file)
     if not file.is_file():
         raise InputError(f"{file}: no such file.")
-    options: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False, "local_files_only": True}
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(file.parent, **options)
-        tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, **options)
-    except (ValueError, KeyError, OSError, NotImplementedError) as error:
-        raise InputError(f"{file}: transformers cannot read it ({error}).") from None
+    model, tokenizer = pretrained_gguf(file)
     # A model that was read from a GGUF file refuses to be saved, so its weights go into a new one.
     config = model.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    plain: Any = AutoModelForCausalLM.from_config(config)
+    plain: Any = type(model)(config)
     plain.load_state_dict(model.state_dict())
     plain.generation_config = GenerationConfig.from_model_config(config)
     plain.save_pretrained(target)

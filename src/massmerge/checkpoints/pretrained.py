@@ -86,6 +86,22 @@ def pretrained_model(kind: type[Any], folder: Path, dtype: torch.dtype = torch.f
         ).eval()  # fmt: skip
 
 
+def pretrained_gguf(file: Path) -> tuple[PreTrainedModel, Any]:
+    """The model that writes and the tokenizer of a GGUF file, whose weights become float32; errors as above."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = file.parent
+    refuse_code(folder, (CONFIG, TOKENIZER_CONFIG, GENERATION_CONFIG))  # which transformers would read beside it
+    with in_words(file, "GGUF file"), _in_silence():
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, gguf_file=file.name, trust_remote_code=False, local_files_only=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, gguf_file=file.name, trust_remote_code=False, local_files_only=True
+        )
+    return model, tokenizer
+
+
 def pretrained_adapter(peft: Any, model: PreTrainedModel, folder: Path) -> Any:
     """What PEFT makes of a model and the adapter that was just written for it."""
     return peft.PeftModel.from_pretrained(model, folder).eval()

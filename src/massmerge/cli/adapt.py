@@ -34,7 +34,7 @@ def adapt(
     bundle: str, inputs: tuple[str, ...], column: str | None, check: tuple[str, ...], count: int, device: str, dtype: str,
     as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
-    """Adapt BUNDLE to INPUTS: files, folders or tables of mixed inputs without names, or the reservoir of a service.
+    """Adapt BUNDLE to INPUTS: mixed inputs without names, or the reservoir of a service.
 
     The bundle stays as it is unless routing gets better on inputs that were left out.
     """

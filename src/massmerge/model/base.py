@@ -46,7 +46,7 @@ def dense_base(base: Base, touched: set[str], place: Placement) -> PreTrainedMod
         touched: tensors that tasks change or add.
         place: where it runs.
     """
-    model = _filled(base, base.skeleton.config, place)
+    model = _filled(base, base.skeleton.config, place, own=True)
     added = touched - base.slots.keys()
     state = model.state_dict()
     for name in added & state.keys():
@@ -54,8 +54,15 @@ def dense_base(base: Base, touched: set[str], place: Placement) -> PreTrainedMod
     return ready_to_run(model, base.slots.keys() | touched).to(place.device)
 
 
-def _filled(base: Base, config: PretrainedConfig, place: Placement) -> PreTrainedModel:
-    """A model of the base's class with the base's tensors, which stay in their files where they can; others are zero."""
+def _filled(base: Base, config: PretrainedConfig, place: Placement, *, own: bool = False) -> PreTrainedModel:
+    """A model of the base's class with the base's tensors, which stay in their files where they can; others are zero.
+
+    Args:
+        base: the base.
+        config: its configuration.
+        place: where it runs.
+        own: whether its tensors are its own, so that they may be changed in place, as some methods do.
+    """
     with no_init_weights():  # what is never written to takes no memory
         model: PreTrainedModel = type(base.skeleton.model)._from_config(config, dtype=place.storage).eval()
     model.tie_weights()
@@ -67,7 +74,7 @@ def _filled(base: Base, config: PretrainedConfig, place: Placement) -> PreTraine
     for slot in Skeleton(model).slots.values():
         if slot.name in base.slots:
             value = base.mapped(slot.name)
-            value = value.to(place.storage) if value.is_floating_point() else value
+            value = value.to(place.storage if value.is_floating_point() else value.dtype, copy=own)
             whole = nn.Parameter(value, requires_grad=False) if value.is_floating_point() else value
             given |= dict.fromkeys((slot.name, *slot.aliases), whole)  # one tensor under all its names
         elif slot.name in dict(model.named_parameters()):

@@ -119,5 +119,5 @@ def _write(path: Path, result: Path, fitted: FittedRouter) -> None:
     rules = {k: rule for k, rule in manifest.get("confidence", {}).items() if k != kind}
     if fitted.rule is not None:
         rules[kind] = asdict(fitted.rule)
-    said = {"router_kind": kind, "confidence": rules, "files": {**manifest["files"], **entries}}
-    sign_manifest(result, {**manifest, **said})
+    said = {**manifest, "router_kind": kind, "files": {**manifest["files"], **entries}, "confidence": rules}
+    sign_manifest(result, said if rules else {k: v for k, v in said.items() if k != "confidence"})
