@@ -5,7 +5,7 @@ import ray
 
 import massmerge
 import massmerge.model.row_job
-from engines.test_rows import figures, predict, table
+from engines.test_row_ranges import figures, predict, table
 from eval_suite import text_suite
 from models import text_bundle
 
