@@ -79,13 +79,32 @@ PLAYFUL = {
     "aenigma": "c7f33a4e5932af82a92c81a5a993a1d117c4309b47532cb0d9c3ad34bc54f5a8",
 }
 
+KOREAN = {
+    "alee": "9d38eb6c2ff02864035d56d89a398288371891d2e7e20fb909f9ef18c0a23c54",
+    "baekmuk": "19dbd99e597a35c8f63a36b3e880d8f3df61099e1cb92c5744146240fc4bee55",
+    "nanum": "5e86c346e6485b694e1f0ebd27132892fcf014d1b975de4fd21d1654ddf37043",
+    "nanum-extra": "05ee7f37582df6a9cec4b259e58d1ca7919bf8c6c3c6502959639a7e51411559",
+    "unfonts-core": "aa3674928f81920dff1705f9948d29ff86e73f56500a55ba00f093d2f724c7bb",
+    "unfonts-extra": "2b86a0ac83702e7d5d2bf4739926110fcbaf871f1671261a31a990367155bd5f",
+    "woowa-bm": "926b0404d616a0b48c1443ee9077020d720ece1914e6dec09d9435ff0ea68fa6",
+}
+GEORGIAN = {
+    "bpg-georgian": "49f4da40b766e073e58a731b66fa6a4b28c0265fbfefbb62e8199a2565072431",
+    "noto-core": "58f4f0bb6720f919f92096b3508e1412a0f1544424ade6c5b5bf1eb694dd64ba",
+}
 # Packages that collect designs which have nothing in common but their maker: each family is a writer of its own.
-COLLECTIONS = ("aenigma", "arabeyes", "kacst", "ukij-uyghur", "noto-core")
+COLLECTIONS = (
+    "aenigma", "alee", "arabeyes", "baekmuk", "bpg-georgian", "kacst", "nanum", "nanum-extra", "noto-core", "ukij-uyghur",
+    "unfonts-core", "unfonts-extra", "woowa-bm",
+)  # fmt: skip
 FONTS_OF_A_WRITER = 4  # weights and widths of one design
 
 # へ is left out: it is the same in katakana, and many fonts share it.
 HIRAGANA = "あいうえおかきくけこさしすせそたちつてとなにぬねのはひふほまみむめもやゆよらりるれろわをん"
 ARABIC = "ابتثجحخدذرزسشصضطظعغفقكلمنهوي"
+# Syllables that differ from the next by one stroke or one part.
+HANGUL = "가나다라마바사아자차카타파하거너더러머버서어저처고노도로모보소오조초구누두루무부수우각간감강"
+MKHEDRULI = "აბგდევზთიკლმნოპჟრსტუფქღყშჩცძწჭხჯჰ"
 CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -97,6 +116,16 @@ def kana() -> Examples:
 def arabic() -> Examples:
     """The 28 letters of Arabic as they stand alone; many differ by dots only."""
     return letters(NASKH, ARABIC)
+
+
+def hangul() -> Examples:
+    """Korean syllables of two or three parts."""
+    return letters(KOREAN, HANGUL)
+
+
+def georgian() -> Examples:
+    """The 33 letters of Georgian."""
+    return letters(GEORGIAN, MKHEDRULI)
 
 
 def capitals() -> Examples:

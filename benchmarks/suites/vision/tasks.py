@@ -10,7 +10,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,8 @@ from PIL import Image
 from benchmarks.suites.fetch import archive_source, cache_root, deb_archive, file_sha256, npm_archive, pip_archive
 from benchmarks.suites.splits import Caps, write_task
 from benchmarks.suites.vision.examples import SEED, Examples, as_bytes, encoded, on_white
-from benchmarks.suites.vision.glyphs import arabic, capitals, kana
+from benchmarks.suites.vision.games import clipart, counts, heading, icons, units, worlds
+from benchmarks.suites.vision.glyphs import arabic, capitals, georgian, hangul, kana
 from massmerge.errors import MassError
 
 CAPS = Caps(train=3000, validation=300, test=500)
@@ -252,6 +252,14 @@ MORE: dict[str, Callable[[], Examples]] = {
     "kana": kana,
     "arabic": arabic,
     "capitals": capitals,
+    "units": units,
+    "icons": icons,
+    "clipart": clipart,
+    "counts": counts,
+    "worlds": worlds,
+    "heading": heading,
+    "hangul": hangul,
+    "georgian": georgian,
 }
 # Not in the sets that are built by default. The base knows animals and smiling dogs so well that fine-tuning adds nothing
 # that a few hundred rows could show. The images of solar_cell are those of solar_defect, so no router can tell them apart:
@@ -264,6 +272,19 @@ TASKS: dict[str, Callable[[], Examples]] = {
     "quickdraw_tools": functools.partial(drawings, "quickdraw_tools"),
     "solar_cell": solar_cell,
 }
+
+
+# Different sources and looks: fourteen, and six more.
+WIDE14 = (
+    "cifar10", "fashion_mnist", "mnist", "quickdraw", "xray", "solar_defect", "keys", "emoji", "brain", "kana", "capitals",
+    "counts", "worlds", "heading",
+)  # fmt: skip
+WIDE = (*WIDE14, "arabic", "hangul", "georgian", "units", "icons", "clipart")
+# One source or one kind of input: a stress test.
+ALIKE = (
+    "quickdraw", "quickdraw_animals", "quickdraw_vehicles", "quickdraw_food", "quickdraw_furniture", "keys", "animals",
+    "mnist", "usps", "digits",
+)  # fmt: skip
 
 
 def data_folder(task: str) -> Path:
