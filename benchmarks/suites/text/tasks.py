@@ -232,9 +232,14 @@ UNLIKE: dict[str, Task] = {
     "diagnoses": Task(unlike.diagnoses, unlike.ICD, "MIT", rare=300, ratio=2.0, samples=8000, head_share=0.5),
     "verses": Task(unlike.verses, unlike.KJV, "MIT", ratio=2.0, samples=8000),
     "peptides": Task(unlike.peptides, unlike.MODLAMP, "BSD", samples=8000, lr=1e-4),
-    "openings": Task(unlike.openings, unlike.ECO, "MIT", ratio=2.0, samples=8000, lr=1e-4),
     "languages": Task(unlike.languages, unlike.UDHR, "MIT", rare=50, ratio=2.0, samples=8000, head_share=0.5),
 }
+# Twelve sources and looks: words, names, questions, reviews, messages, descriptions, and the four above.
+WIDE: tuple[str, ...] = (
+    "sms_spam", "imdb", "newsgroups", "products", "questions", "surnames", "packages", "glosses", *UNLIKE,
+)  # fmt: skip
+# One kind of input: a stress test of routing.
+ALIKE: tuple[str, ...] = ("sms_spam", "offensive", "disaster", "aid_genre", "newsgroups", "glosses", "verb_glosses")
 # Its texts are long, and so is its training: not in the sets that are built by default.
 TASKS: dict[str, Task] = {**EXTENDED, **UNLIKE, "news_topics": Task(news_topics, _NEWS, "none stated", rare=200)}
 

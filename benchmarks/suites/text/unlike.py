@@ -1,4 +1,4 @@
-"""Sources of texts that look unlike messages: diagnoses, old verse, proteins, moves of chess, many languages, code."""
+"""Sources of texts that look unlike messages: diagnoses, old verses, peptides, many languages."""
 
 from __future__ import annotations
 
@@ -69,12 +69,6 @@ def peptides() -> Iterator[Example]:
     for line in lines[1:]:
         sequence, _, number = line.partition(",")
         yield Example(sequence.strip(), "antimicrobial" if number.strip() == "1" else "other")
-
-
-def openings() -> Iterator[Example]:
-    """Moves of chess openings: the volume of the encyclopaedia. Those of one code stay together."""
-    for line in json.loads((ECO.fetch() / "codes.json").read_text(encoding="utf-8")).values():
-        yield Example(line["moves"], line["eco"][0], line["eco"])
 
 
 def languages() -> Iterator[Example]:
