@@ -14,13 +14,15 @@ from torch.nn import functional as F
 import massmerge
 from clip_models import CLASSES, OpenClip, make_clip, naive_head, write_clip
 from massmerge.checkpoints import find_source, open_base
+from massmerge.checkpoints.open_clip import OpenClipStore
 from massmerge.cli.demo.example import write_clip_processor
 from massmerge.cli.main import main
 from massmerge.errors import InputError
+from massmerge.io.tensor_file import tensor_bytes
 from massmerge.merging.heads.text import template_sets
 from massmerge.model.export import export_bundle
 from massmerge.research.interpret import interpret
-from models import logits_of, rows_of
+from models import logits_of, open_pair, rows_of
 
 TEMPLATES = ["a photo of a {}.", "the {} of my friend."]
 HEADS = {
@@ -176,6 +178,19 @@ def test_experts_of_that_layout_answer_from_a_bundle(open_clip, task):
     ):
         found = logits_of(prediction)
         assert [found[task, label] for label in HEADS[task]["classes"]] == pytest.approx(row.tolist(), abs=2e-3)
+
+
+@pytest.mark.parametrize("file", ["pets.pt", "cars.safetensors"])
+def test_what_an_expert_of_that_layout_changes_is_seen_in_the_first_bytes(open_clip, file, monkeypatch):
+    base, expert = open_pair(open_clip[0], file, "base.pt")
+    for store, names in ((base.store, base.slots), (expert.store, expert.names())):
+        starts = {name: store.start(name) for name in names}
+        transposed = {name for name in names if name.endswith("_projection.weight")}
+        assert {name for name, start in starts.items() if start is None} == transposed
+        for name, start in starts.items():  # of a fused tensor the own third
+            assert start is None or bytes(tensor_bytes(store.read(name)))[: 1 << 16] == start
+    monkeypatch.setattr(OpenClipStore, "read", lambda *arguments: pytest.fail("read whole"))
+    assert all(expert.changes(name, base) for name in expert.names() - {"visual_projection.weight"})
 
 
 def test_experts_of_that_layout_are_decoded_by_the_towers_of_their_base(open_clip):

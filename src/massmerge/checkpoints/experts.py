@@ -21,10 +21,10 @@ from massmerge.checkpoints.expert_tensors import ExpertTensor, FullTensor, diffe
 from massmerge.checkpoints.open_clip import OpenClipStore
 from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, shape_of, untie_output
 from massmerge.checkpoints.sources import Source
-from massmerge.checkpoints.stores import SafetensorsStore, Store
+from massmerge.checkpoints.stores import Store
 from massmerge.checkpoints.wrapped import PartStore, backbone_prefix
 from massmerge.errors import InputError, listing
-from massmerge.io.tensor_file import TensorInfo, read_start
+from massmerge.io.tensor_file import TensorInfo
 
 
 @dataclass(frozen=True)
@@ -157,10 +157,10 @@ class FullExpert:
     def _starts_differ(self, name: str, base: Base) -> bool:
         """Whether the first bytes differ of a tensor that both files store as it is."""
         one, other = base.readings.get(name), self.readings[name]
-        if one is None or not isinstance(base.store, SafetensorsStore) or not isinstance(self.store, SafetensorsStore):
+        if one is None or one.converter or other.converter or one.info.dtype != other.info.dtype:
             return False
-        plain = one.converter is None and other.converter is None and one.info.dtype == other.info.dtype
-        return plain and read_start(one.info) != read_start(other.info)
+        ours, theirs = base.store.start(one.keys[0]), self.store.start(other.keys[0])
+        return None not in (ours, theirs) and ours != theirs
 
     def apart_bytes(self, base: int, stored: int) -> int:
         """As many as the base's."""

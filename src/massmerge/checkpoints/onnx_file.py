@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from massmerge.errors import InputError, listing
-from massmerge.io.tensor_file import TensorInfo, read_tensor
+from massmerge.io.tensor_file import TensorInfo, read_start, read_tensor
 
 # Field numbers of onnx.proto.
 _GRAPH = 7
@@ -88,6 +88,10 @@ class OnnxStore:
         """The tensor of that name, transposed where the file holds it so."""
         tensor = read_tensor(self._stored[name])
         return tensor.mT.contiguous() if name in self._transposed else tensor
+
+    def start(self, name: str, skip: int = 0) -> bytes | None:
+        """The first bytes of a tensor that is not transposed."""
+        return None if name in self._transposed else read_start(self._stored[name], skip)
 
     def _take(self, node: _Node, weights: dict[str, TensorInfo]) -> str | None:
         """Give a weight the name that an operation knows it by; returns the name that it has in the file."""

@@ -87,6 +87,12 @@ class OpenClipStore:
             tensor = tensor.chunk(3)[piece.third]
         return tensor.mT.contiguous() if piece.transposed else tensor.contiguous()
 
+    def start(self, name: str, skip: int = 0) -> bytes | None:
+        """The first bytes of a tensor that is not transposed."""
+        piece, size = self._pieces[name], self.infos[name].nbytes
+        found = None if piece.transposed else self._store.start(piece.key, size * (piece.third or 0) + skip)
+        return found and found[: size - skip]  # behind a short third the next one begins
+
     def only(self, names: Iterable[str]) -> OpenClipStore:
         """The same without what is not among the names: an expert often carries the base's text tower along."""
         kept = set(names)

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from massmerge.checkpoints.onnx_file import OnnxStore
 from massmerge.errors import InputError, listing
-from massmerge.io.tensor_file import TensorInfo, map_file, read_header, read_tensor, tensor_in
+from massmerge.io.tensor_file import TensorInfo, map_file, read_header, read_start, read_tensor, tensor_in
 
 
 class Store(Protocol):
@@ -29,6 +29,10 @@ class Store(Protocol):
 
     def read(self, name: str) -> Tensor:
         """The tensor of that name."""
+        ...
+
+    def start(self, name: str, skip: int = 0) -> bytes | None:
+        """The first bytes of a tensor, or the first after so many; None where they cannot be read by themselves."""
         ...
 
 
@@ -44,6 +48,10 @@ class SafetensorsStore:
     def read(self, name: str) -> Tensor:
         """The tensor of that name, read from its file."""
         return read_tensor(self.infos[name])
+
+    def start(self, name: str, skip: int = 0) -> bytes | None:
+        """The first bytes of a tensor, from its file."""
+        return read_start(self.infos[name], skip)
 
     def mapped(self, name: str) -> Tensor:
         """The tensor of that name where it lies in its file; the file must stay as it is."""
@@ -75,6 +83,10 @@ class PickleStore:
             return read_tensor(info)
         assert info.path is not None
         return _load_pickle(info.path)[name].detach().clone()
+
+    def start(self, name: str, skip: int = 0) -> bytes | None:
+        """The first bytes of a tensor that is stored as it is."""
+        return read_start(self.infos[name], skip) if name in self._plain else None
 
 
 def _places(path: Path) -> dict[str, TensorInfo]:
@@ -108,6 +120,10 @@ class HeaderStore:
     def read(self, name: str) -> Tensor:
         """Not possible: the data is elsewhere."""
         raise InputError(f"{name}: its data has not been downloaded")
+
+    def start(self, name: str, skip: int = 0) -> bytes | None:
+        """None: the data is elsewhere."""
+        return None
 
 
 def _load_pickle(path: Path, mapped: bool = True) -> dict[str, Tensor]:

@@ -26,6 +26,10 @@ class PartStore:
         """The tensor of that name."""
         return self._store.read(self._prefix + name)
 
+    def start(self, name: str, skip: int = 0) -> bytes | None:
+        """The first bytes of a tensor."""
+        return self._store.start(self._prefix + name, skip)
+
 
 def backbone_prefix(infos: Mapping[str, TensorInfo], backbone: Skeleton) -> str:
     """What a file puts before the names of a backbone's tensors; empty where transformers knows the names as they are.

@@ -121,12 +121,12 @@ def read_bytes(info: TensorInfo) -> bytearray:
     return data
 
 
-def read_start(info: TensorInfo) -> bytes:
-    """The first bytes of a stored tensor."""
+def read_start(info: TensorInfo, skip: int = 0) -> bytes:
+    """The first bytes of a stored tensor, or the first after so many."""
     assert info.path is not None, "the tensor's data is not on this machine"
     with info.path.open("rb", buffering=0) as file:
-        file.seek(info.offset)
-        return file.read(min(info.nbytes, _START))
+        file.seek(info.offset + skip)
+        return file.read(min(info.nbytes - skip, _START))
 
 
 def read_tensor(info: TensorInfo) -> Tensor:
