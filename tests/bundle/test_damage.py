@@ -10,6 +10,7 @@ import massmerge
 from massmerge import InputError
 from massmerge.bundle import damage
 from massmerge.bundle.manifest import read_manifest, sign_manifest
+from massmerge.io.background import end_background
 from models import FAMILIES, family_bundle, rows_of, text_bundle
 
 ROWS = rows_of(FAMILIES["bert"].make_inputs(3))
@@ -171,3 +172,12 @@ def test_a_bundle_that_is_replaced_while_it_is_loaded_is_refused(bundle, monkeyp
     monkeypatch.setattr(runtime, "_load", meanwhile)
     with pytest.raises(InputError, match="replaced while the bundle was loaded"):
         massmerge.load(bundle)
+
+
+def test_the_slow_comparison_ends_when_the_process_does(root, monkeypatch):
+    monkeypatch.setattr(damage, "_HEAD_START", 60.0)
+    model = massmerge.load(text_bundle(root), check="background")
+    thread = model.core.watch._thread
+    assert thread.is_alive()
+    end_background([thread])
+    assert not thread.is_alive()

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from massmerge.io.background import end_background
 from massmerge.model.answers import Prediction
 from massmerge.serve.batching import Batcher, BatchKey, Fault
 from massmerge.serve.errors import ServiceError
@@ -182,6 +183,19 @@ def test_closing_answers_what_waits():
         assert tasks(await job.done) == ["task of a", "task of b"]
 
     asyncio.run(main())
+
+
+def test_when_the_process_ends_the_thread_does_not_answer_what_waits():
+    async def scenario(batcher, recorder):
+        running = await held(batcher, recorder)
+        batcher.submit(["a", "b"], BatchKey(), 1)
+        batcher._drop()
+        recorder.gate.set()
+        assert tasks(await running.done) == ["task of first"]
+        await asyncio.to_thread(end_background, [batcher._thread])
+        assert not batcher._thread.is_alive() and batcher.waiting == 0
+
+    assert len(run(scenario).batches) == 1
 
 
 # The worker: which input fails, and which do not

@@ -15,10 +15,15 @@ from typing import BinaryIO
 
 from massmerge.bundle.layout import holds_tensors
 from massmerge.bundle.reader import Bundle
+from massmerge.io.background import Background
 from massmerge.io.checksums import sha256_of, xxh128_of
 
 _HEAD_START = 1.0  # seconds that answers have the cores for themselves before SHA-256 begins
 _REST = 4  # times as long as it works, so that it takes a fifth of a core
+
+
+class _Ended(Exception):
+    """The process ends; nobody asks any more."""
 
 
 class DamageWatch:
@@ -43,7 +48,8 @@ class DamageWatch:
         bundle.refuse_damage(bundle.damage(sums=first or (lambda name: not holds_tensors(name))))
         self._faults: list[str] = []
         self._compared, self._hurry = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._ended = False
+        self._thread = Background(self._run, self._end)
         if first:
             self._compared.set()
         else:
@@ -67,6 +73,10 @@ class DamageWatch:
         replaced = [name for name, seen, path in pairs if not (path.exists() and os.path.samestat(seen, path.stat()))]
         self._bundle.refuse_damage([f"{name}: replaced while the bundle was loaded" for name in replaced])
 
+    def _end(self) -> None:
+        self._ended = True
+        self._hurry.set()
+
     def _run(self) -> None:
         try:
             said = self._bundle.manifest["files"]
@@ -78,6 +88,8 @@ class DamageWatch:
             self._compared.set()
             self._hurry.wait(_HEAD_START)
             self._faults = self._faults or self._differing(quick, "sha256", self._sha256_at_rest)
+        except _Ended:
+            pass
         except Exception as error:  # a disk that fails; what cannot be read cannot be trusted
             self._faults = [f"cannot be read ({error})"]
         finally:
@@ -93,6 +105,8 @@ class DamageWatch:
         def rest() -> None:
             nonlocal began
             self._hurry.wait(_REST * (time.perf_counter() - began))
+            if self._ended:
+                raise _Ended
             began = time.perf_counter()
 
         return sha256_of(file, between=rest)

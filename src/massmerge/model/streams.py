@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteria, TextIteratorStreamer
 
+from massmerge.io.background import Background
 from massmerge.model.answers import Routing
 
 
@@ -52,7 +53,7 @@ def threaded_pieces(tokenizer: Any, write: Callable[[TextIteratorStreamer, Stopp
             faults.append(error)
             streamer.end()
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = Background(run, stop.set)
     thread.start()
     try:
         yield from streamer

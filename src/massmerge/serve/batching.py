@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 from massmerge.errors import DamageError
 from massmerge.model.answers import Prediction
-from massmerge.serve.errors import ServiceError
-
-ANSWERS = "mass-batches"
+from massmerge.serve.queue_thread import QueueThread
 
 
 @dataclass(frozen=True)
@@ -82,7 +77,7 @@ class _Entry:
 Run = Callable[[Sequence[Any], BatchKey, int], Sequence[Prediction | Fault]]
 
 
-class Batcher:
+class Batcher(QueueThread[_Entry]):
     """A queue of inputs and the thread that answers them.
 
     Args:
@@ -90,30 +85,13 @@ class Batcher:
         size: inputs that run at once.
         wait: seconds that the first input of a batch waits for others.
         limit: inputs that may wait.
-        begin: runs first in the thread.
-        hear: called with the size of each batch and the seconds that it took.
-        died: called in the event loop with what ended the thread, if it was not `close`. Nothing is answered after that.
+        options: those of `QueueThread`.
     """
 
-    def __init__(
-        self, run: Run, *, size: int, wait: float, limit: int, begin: Callable[[], None] = lambda: None,
-        hear: Callable[[int, float], None] = lambda size, seconds: None,
-        died: Callable[[BaseException], None] = lambda error: None,
-    ) -> None:  # fmt: skip
-        self._run, self._size, self._wait, self._limit = run, size, wait, limit
-        self._begin, self._hear, self._died = begin, hear, died
-        self._entries: deque[_Entry] = deque()
-        self._changed = threading.Condition()
-        self._closed = False
-        self._seconds_each = 0.0  # what an input takes, a moving mean
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._work, name=ANSWERS, daemon=True)
+    def __init__(self, run: Run, *, size: int, wait: float, limit: int, **options: Any) -> None:
+        super().__init__(limit, "inputs", **options)
+        self._run, self._size, self._wait = run, size, wait
         self._thread.start()
-
-    @property
-    def waiting(self) -> int:
-        """Inputs in the queue."""
-        return len(self._entries)
 
     def submit(self, items: Sequence[Any], choice: BatchKey, top: int, within: float = math.inf) -> Job:
         """Put the inputs of a request into the queue.
@@ -128,57 +106,24 @@ class Batcher:
             ServiceError: there is no room for all of them, what waits already would take too long, or the thread ends.
         """
         job = Job(choice, top, [None] * len(items), self._loop.create_future(), len(items))
-        with self._changed:
-            if self._closed:
-                raise ServiceError(503, "stopping", "The service is stopping.", 5)
-            if len(self._entries) + len(items) > self._limit:
-                raise ServiceError(
-                    503,
-                    "full",
-                    f"{len(self._entries)} inputs are waiting; the limit is {self._limit}.",
-                    self.retry_after(),
-                )
-            if self._expected() > within:  # better refused now than given up later
-                raise ServiceError(
-                    503, "full", f"The queue already takes about {self._expected():.0f} s.", self.retry_after()
-                )
-            self._entries.extend(_Entry(job, index, item) for index, item in enumerate(items))
-            self._changed.notify()
+        self._put([_Entry(job, index, item) for index, item in enumerate(items)], within)
         return job
-
-    def retry_after(self) -> int:
-        """Seconds after which what waits now is answered."""
-        return max(1, math.ceil(self._expected()))
-
-    def _expected(self) -> float:
-        """Seconds that the queue takes; none if it is empty, so that a slow batch in the past refuses nobody for long."""
-        return len(self._entries) * self._seconds_each
 
     def cancel(self, job: Job) -> None:
         """Take the inputs of a request that nobody waits for out of the queue."""
         job.done.cancel()
         with self._changed:
-            kept = [entry for entry in self._entries if entry.job is not job]
-            if len(kept) < len(self._entries):
-                self._entries = deque(kept)
-
-    def close(self, within: float | None = None) -> None:
-        """Answer what is in the queue, then end the thread; wait at most this many seconds for that."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join(within)
+            kept = [entry for entry in self._queue if entry.job is not job]
+            if len(kept) < len(self._queue):
+                self._queue = deque(kept)
 
     # In the thread
 
-    def _work(self) -> None:
-        try:
-            self._begin()
-            while batch := self._take():
-                self._run_batch(batch)
-        except BaseException as error:  # a thread that ended unnoticed would leave a service that never answers
-            self._closed = True
-            self._in_loop(partial(self._died, error))
+    def _do_next(self) -> bool:
+        batch = self._take()
+        if batch:
+            self._run_batch(batch)
+        return bool(batch)
 
     def _run_batch(self, batch: list[_Entry]) -> None:
         began = time.monotonic()
@@ -198,21 +143,21 @@ class Batcher:
         with self._changed:
             while (left := self._patience()) is None or left > 0:
                 self._changed.wait(left)
-            if not self._entries:
+            if not self._queue:
                 return []
-            choice = self._entries[0].job.choice
+            choice = self._queue[0].job.choice
             taken: list[_Entry] = []
             kept: deque[_Entry] = deque()
-            for entry in self._entries:
+            for entry in self._queue:
                 (taken if len(taken) < self._size and entry.job.choice == choice else kept).append(entry)
-            self._entries = kept
+            self._queue = kept
             return taken
 
     def _patience(self) -> float | None:
         """Seconds to wait for more inputs; None while there is nothing to run, 0 when a batch should run or all is done."""
-        if self._closed or len(self._entries) >= self._size:
+        if self._closed or len(self._queue) >= self._size:
             return 0.0
-        return self._entries[0].arrived + self._wait - time.monotonic() if self._entries else None
+        return self._queue[0].arrived + self._wait - time.monotonic() if self._queue else None
 
     def _answers(self, batch: list[_Entry]) -> Sequence[Prediction | Fault]:
         try:
@@ -223,7 +168,3 @@ class Batcher:
         except Exception:
             fault = Fault("internal", "The input could not be answered because of an internal error.")
             return [fault] * len(batch)
-
-    def _in_loop(self, function: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
-            self._loop.call_soon_threadsafe(function)

@@ -20,9 +20,9 @@ from fastapi import FastAPI
 
 from massmerge.errors import InputError, MassError
 from massmerge.serve.app import make_app
-from massmerge.serve.batching import ANSWERS
 from massmerge.serve.connections import IDLE, Connection, connection_limits
 from massmerge.serve.errors import ServiceError
+from massmerge.serve.queue_thread import ANSWERS
 from massmerge.serve.service import LOADER, Service
 from massmerge.serve.settings import ServiceSettings
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ import torch
 from starlette.requests import Request
 
 from massmerge.errors import MassError
+from massmerge.io.background import Background
 from massmerge.model.answers import Prediction
 from massmerge.model.generative import Generative
 from massmerge.model.routing_model import RoutingModel
@@ -295,7 +295,7 @@ async def _in_daemon(function: Callable[[], _R]) -> _R:
         with suppress(RuntimeError):  # the loop has been closed
             loop.call_soon_threadsafe(settle, result, fault)
 
-    threading.Thread(target=run, name=LOADER, daemon=True).start()
+    Background(run, lambda: None, LOADER).start()
     return await found
 
 

@@ -8,19 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 
 from massmerge.errors import DamageError
 from massmerge.model.generative import Generative
-from massmerge.serve.batching import ANSWERS
 from massmerge.serve.errors import ServiceError
 from massmerge.serve.logs import without_values
+from massmerge.serve.queue_thread import QueueThread
 from massmerge.serve.texts import Ask, Begun, Texts, Written
 
 log = logging.getLogger("massmerge.serve")
@@ -51,38 +49,21 @@ class TextJob:
         return found
 
 
-class TextWriter:
+class TextWriter(QueueThread[TextJob]):
     """A queue of prompts and the thread that writes for them.
 
     Args:
         model: gives the model; a reload changes what it gives, and texts that have begun are finished by the old one.
         size: prompts that are written for at once.
         limit: prompts that may wait.
-        begin: runs first in the thread.
-        hear: called with the number of prompts of each step and the seconds that it took.
-        died: called in the event loop with what ended the thread, if it was not `close`. Nothing is written after that.
+        options: those of `QueueThread`.
     """
 
-    def __init__(
-        self, model: Callable[[], Generative], *, size: int, limit: int, begin: Callable[[], None] = lambda: None,
-        hear: Callable[[int, float], None] = lambda size, seconds: None,
-        died: Callable[[BaseException], None] = lambda error: None,
-    ) -> None:  # fmt: skip
-        self._model, self._size, self._limit = model, size, limit
-        self._begin, self._hear, self._died = begin, hear, died
-        self._waiting: deque[TextJob] = deque()
+    def __init__(self, model: Callable[[], Generative], *, size: int, limit: int, **options: Any) -> None:
+        super().__init__(limit, "prompts", **options)
+        self._model, self._size = model, size
         self._texts: dict[int, Texts[TextJob]] = {}  # by the model that writes them
-        self._changed = threading.Condition()
-        self._closed = False
-        self._seconds_each = 0.0  # from one end of a text to the next, a moving mean
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._work, name=ANSWERS, daemon=True)
         self._thread.start()
-
-    @property
-    def waiting(self) -> int:
-        """Prompts in the queue."""
-        return len(self._waiting)
 
     def submit(self, ask: Ask, within: float = math.inf) -> TextJob:
         """Put a prompt into the queue.
@@ -95,50 +76,29 @@ class TextWriter:
             ServiceError: there is no room, what waits already would take too long, or the thread ends.
         """
         job = TextJob(ask)
-        with self._changed:
-            if self._closed:
-                raise ServiceError(503, "stopping", "The service is stopping.", 5)
-            if len(self._waiting) >= self._limit:
-                message = f"{len(self._waiting)} prompts are waiting; the limit is {self._limit}."
-                raise ServiceError(503, "full", message, self.retry_after())
-            if self._expected() > within:  # better refused now than given up later
-                message = f"The queue already takes about {self._expected():.0f} s."
-                raise ServiceError(503, "full", message, self.retry_after())
-            self._waiting.append(job)
-            self._changed.notify()
+        self._put([job], within)
         return job
-
-    def retry_after(self) -> int:
-        """Seconds after which what waits now has begun."""
-        return max(1, math.ceil(self._expected()))
-
-    def _expected(self) -> float:
-        return len(self._waiting) * self._seconds_each
 
     def cancel(self, job: TextJob) -> None:
         """Write no further for a request that nobody waits for."""
         with self._changed:
             job.gone = True
             with suppress(ValueError):  # it is being written already
-                self._waiting.remove(job)
+                self._queue.remove(job)
 
-    def close(self, within: float | None = None) -> None:
-        """Write what has been asked for, then end the thread; wait at most this many seconds for that."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join(within)
+    def _drop(self) -> None:
+        for texts in list(self._texts.values()):
+            for job in list(texts.running):
+                job.gone = True
+        super()._drop()
 
     # In the thread
 
-    def _work(self) -> None:
-        try:
-            self._begin()
-            while (jobs := self._take()) is not None:
-                self._turn(jobs)
-        except BaseException as error:  # a thread that ended unnoticed would leave a service that never answers
-            self._closed = True
-            self._in_loop(partial(self._died, error))
+    def _do_next(self) -> bool:
+        jobs = self._take()
+        if jobs is not None:
+            self._turn(jobs)
+        return jobs is not None
 
     @property
     def _running(self) -> int:
@@ -147,12 +107,12 @@ class TextWriter:
     def _take(self) -> list[TextJob] | None:
         """Prompts that join now, waited for only where nothing is being written; none once all is done and closed."""
         with self._changed:
-            while not (self._waiting or self._running or self._closed):
+            while not (self._queue or self._running or self._closed):
                 self._changed.wait()
-            if not (self._waiting or self._running):
+            if not (self._queue or self._running):
                 return None
-            count = min(len(self._waiting), self._size - self._running)
-            return [self._waiting.popleft() for _ in range(count)]
+            count = min(len(self._queue), self._size - self._running)
+            return [self._queue.popleft() for _ in range(count)]
 
     def _turn(self, jobs: list[TextJob]) -> None:
         """One step of all texts; new ones begin, and those that nobody reads end."""
@@ -198,7 +158,3 @@ class TextWriter:
                 job.heard.put_nowait(said)
 
         self._in_loop(tell)
-
-    def _in_loop(self, function: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
-            self._loop.call_soon_threadsafe(function)
