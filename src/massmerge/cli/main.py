@@ -6,6 +6,7 @@ import os
 import warnings
 from difflib import get_close_matches
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -51,6 +52,15 @@ VERBS = {
     "serve": "Serve BUNDLE over HTTP: an API with batching at /v1/predict, a page at /, a description at /docs.",
     "demo": "Show what mass does: merge real experts, evaluate the bundle, explain answers (a minute).",
 }
+_NO_MODEL = "it runs no model."
+# Verbs that lack `--device` or `--dtype`, and why.
+NOT_PLACED = {
+    "plan": _NO_MODEL, "inspect": _NO_MODEL, "push": _NO_MODEL, "pull": _NO_MODEL,
+    "verify": "deltas are compared in float64, whatever the type of the bundle.",
+    "export": "it runs on the CPU in float32, and compares what it writes with the bundle there.",
+    "head": "the text tower runs on the CPU in float32, as in a merge.",
+    "demo": "it shows the defaults: a GPU if there is one, and the type of the base.",
+}  # fmt: skip
 
 
 class Verbs(click.Group):
@@ -82,6 +92,16 @@ class Verbs(click.Group):
             if not meant:
                 raise
             raise click.UsageError(f"{error.message} Did you mean {meant[0]!r}?", ctx) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; one that has no `--device` or `--dtype` says why."""
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            verb = error.ctx.info_name if error.ctx else None
+            if error.option_name not in ("--device", "--dtype") or verb not in NOT_PLACED:
+                raise
+            raise click.UsageError(f"mass {verb} has no {error.option_name}: {NOT_PLACED[verb]}", error.ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of verbs in the help."""
