@@ -4,9 +4,11 @@ from pathlib import Path
 
 import yaml
 
+import massmerge
 from massmerge.cli.serve import serve
 
-KUBERNETES = Path(__file__).parents[2] / "examples" / "serve" / "kubernetes.yml"
+ROOT = Path(__file__).parents[2]
+KUBERNETES = ROOT / "examples" / "serve" / "kubernetes.yml"
 
 
 def test_the_autoscaler_watches_what_the_deployment_asks_for():
@@ -25,3 +27,9 @@ def test_the_deployments_arguments_are_options_of_the_command():
     (container,) = yaml.safe_load_all(KUBERNETES.read_text()).__next__()["spec"]["template"]["spec"]["containers"]
     known = {name for option in serve.params for name in option.opts}
     assert {text for text in container["args"] if text.startswith("--")} <= known
+
+
+def test_the_image_installs_this_version_and_the_torch_that_is_tested():
+    lines = (ROOT / "examples" / "serve" / "Dockerfile").read_text()
+    torch = next(x for x in (ROOT / "constraints.txt").read_text().splitlines() if x.startswith("torch=="))
+    assert f"'massmerge[serve]=={massmerge.__version__}'" in lines and f" {torch} " in lines
