@@ -40,32 +40,12 @@ async def answer_at_once(reader: asyncio.StreamReader, writer: asyncio.StreamWri
         writer.close()
 
 
-class Chunked(Connection):
-    """A connection whose answers may come in chunks."""
-
-    async def _post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(self._address.hostname, self._address.port)
-        reader, writer = self._streams
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        answer = (await reader.readuntil(b"\r\n\r\n")).lower()
-        if b"content-length:" in answer:
-            content = await reader.readexactly(int(answer.partition(b"content-length:")[2].partition(b"\r\n")[0]))
-        else:
-            content = b""
-            while size := int((await reader.readuntil(b"\r\n")).strip(), 16):
-                content += (await reader.readexactly(size + 2))[:-2]
-            await reader.readexactly(2)
-        return int(answer.split(b" ", 2)[1]), content
-
-
 async def measured(url: str, served: Served, tasks: list[str], count: int) -> dict[str, Any]:
     """Milliseconds of each way, and CPU milliseconds of the router for each request that it routes."""
-    ways: dict[str, tuple[Chunked, Callable[[int], str | None]]] = {
-        "straight": (Chunked(url), lambda i: tasks[0]),
-        "task named": (Chunked(served.url), lambda i: tasks[i % len(tasks)]),
-        "task found": (Chunked(served.url), lambda i: None),
+    ways: dict[str, tuple[Connection, Callable[[int], str | None]]] = {
+        "straight": (Connection(url), lambda i: tasks[0]),
+        "task named": (Connection(served.url), lambda i: tasks[i % len(tasks)]),
+        "task found": (Connection(served.url), lambda i: None),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     work: dict[str, float] = dict.fromkeys(ways, 0.0)
@@ -104,7 +84,7 @@ async def run(bundle: str, count: int, threads: str) -> None:
             for name, figures in found.items():
                 print(f"{'mapped, ' if mapped else ''}{name}: {figures}", flush=True)
             with serving(*options) as served:
-                begun, connection = served.memory, Chunked(served.url)
+                begun, connection = served.memory, Connection(served.url)
                 for i in range(2 * count):
                     asked = json.dumps({"inputs": TEXTS[i % len(TEXTS)]}).encode()
                     assert (await connection.post("/v1/route", asked))[0] == 200

@@ -108,8 +108,13 @@ class Connection:
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         answer = (await reader.readuntil(b"\r\n\r\n")).lower()
-        length = int(answer.partition(b"content-length:")[2].partition(b"\r\n")[0])
-        content = await reader.readexactly(length)
+        content = b""
+        if b"content-length:" in answer:
+            content = await reader.readexactly(int(answer.partition(b"content-length:")[2].partition(b"\r\n")[0]))
+        else:  # it comes in chunks
+            while size := int((await reader.readuntil(b"\r\n")).strip(), 16):
+                content += (await reader.readexactly(size + 2))[:-2]
+            await reader.readexactly(2)
         if b"connection: close" in answer:
             self.close()
         return int(answer.split(b" ", 2)[1]), content
