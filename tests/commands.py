@@ -21,8 +21,11 @@ _context.set_forkserver_preload(
         "massmerge.cli.merge",
         "massmerge.cli.calibrate",
         "massmerge.cli.export",
+        "massmerge.cli.main",
+        "massmerge.serve.server",
+        "transformers.models.auto.processing_auto",
         "transformers.models.bert.modeling_bert",
-        "transformers.models.auto.tokenization_auto",
+        "transformers.models.bert.tokenization_bert",
     ]
 )
 _TOUCHES = {"open", "os.link", "os.rename", "os.mkdir", "os.remove", "os.rmdir"}

@@ -1,11 +1,9 @@
 """Settings for every test: no network, one seed, quiet libraries, one folder for what is made once."""
 
 import os
-import sys
 
-# Where Python keeps nothing of what it compiles, every process that a test starts compiles torch and transformers anew: 12 s.
+# Where Python keeps nothing of what it compiles, every process that a test starts compiles torch anew: 12 s.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Products in bfloat16 crash on some machines without this; it must be set before torch is imported.

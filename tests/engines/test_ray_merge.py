@@ -12,7 +12,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import massmerge.merging.run
 import massmerge.merging.units
 from clusters import TESTS, add_node
-from engine_jobs import KillingMerge, Writing
+from engine_jobs import Writing
+from killing_job import KillingMerge
 from massmerge import InputError, MassError, add, merge
 from massmerge.engines import ray as ray_engine
 from massmerge.engines.choose import opened_engine

@@ -58,8 +58,10 @@ warnings.filterwarnings("error", category=EncodingWarning, module="massmerge")
 """
 EVERY_MODULE = """
 import massmerge
-for found in pkgutil.walk_packages(massmerge.__path__, "massmerge."):
-    importlib.import_module(found.name)
+modules = [found.name for found in pkgutil.walk_packages(massmerge.__path__, "massmerge.")]
+for name in modules:
+    importlib.import_module(name)
+print(len(modules))
 """
 MERGE_AND_ANSWER = """
 import massmerge
@@ -75,37 +77,37 @@ print(*(answer.task for answer in massmerge.load(folder / "other" / "out").predi
 SERVE = """
 from massmerge.serve.server import bind, run
 from massmerge.serve.settings import ServiceSettings
-settings = ServiceSettings(__import__("pathlib").Path(sys.argv[1]), port=0)
+settings = ServiceSettings(folder / "other" / "out", port=0)
 run(settings, bind(settings), lambda: signal.raise_signal(signal.SIGTERM))
 print("stopped")
 """
 
 
-def on_windows(code: str, *arguments: object) -> str:
-    """What some code prints where this system is made to look like Windows."""
-    words = [sys.executable, "-X", "warn_default_encoding", "-c", WINDOWS + code, *map(str, arguments)]
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory) -> tuple[Path, list[str]]:
+    """A folder, and the lines that one process printed there in which this system is made to look like Windows.
+
+    One for all tests: each would import the libraries anew.
+    """
+    folder = tmp_path_factory.mktemp("windows")
+    code = WINDOWS + EVERY_MODULE + MERGE_AND_ANSWER + SERVE
+    words = [sys.executable, "-X", "warn_default_encoding", "-c", code, str(folder)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return folder, done.stdout.splitlines()
 
 
-def test_every_module_is_imported_without_what_only_posix_has():
-    on_windows(EVERY_MODULE)
+def test_every_module_is_imported_without_what_only_posix_has(windows):
+    package = Path(massmerge.__file__).parent
+    assert int(windows[1][0]) == sum(path != package / "__init__.py" for path in package.rglob("*.py"))
 
 
-@pytest.fixture(scope="module")
-def merged(tmp_path_factory) -> tuple[Path, str]:
-    """A folder in which a family was merged and asked, and what was printed."""
-    folder = tmp_path_factory.mktemp("windows")
-    return folder, on_windows(MERGE_AND_ANSWER, folder)
-
-
-def test_a_family_is_merged_and_answers_without_what_only_posix_has(merged):
-    names, answers = merged[1].splitlines()
-    plain = massmerge.load(merged[0] / "other" / "out").predict(["free prize, call now"] * 2)
+def test_a_family_is_merged_and_answers_without_what_only_posix_has(windows):
+    folder, (_, names, answers, _) = windows
+    plain = massmerge.load(folder / "other" / "out").predict(["free prize, call now"] * 2)
     assert answers.split() == [answer.task for answer in plain]
     assert names == "base mood other out recipe.yaml spam topic out", "no work folder is left behind"
 
 
-def test_the_service_starts_and_stops_without_signals_of_the_loop(merged):
-    assert on_windows(SERVE, merged[0] / "other" / "out") == "stopped\n"
+def test_the_service_starts_and_stops_without_signals_of_the_loop(windows):
+    assert windows[1][-1] == "stopped"

@@ -144,7 +144,7 @@ def write_real_shapes(folder: Path, model: str, recipe: massmerge.Recipe) -> Non
         write_headers(folder / task.expert / "model.safetensors", shapes)
 
 
-@pytest.mark.parametrize(("model", "count"), [("ViT-B-32", 8), ("ViT-B-16", 14), ("ViT-L-14", 20), ("ViT-B-32", 33)])
+@pytest.mark.parametrize(("model", "count"), [("ViT-B-16", 8), ("ViT-L-14", 14), ("ViT-B-32", 33)])
 def test_a_recipe_plans_against_the_published_shapes(folder, model, count):
     path = make.write(model, count, "paper", folder)[0]
     recipe = massmerge.Recipe.load(path)
@@ -159,9 +159,7 @@ def test_a_recipe_plans_against_the_published_shapes(folder, model, count):
     assert [len(task.labels) for task in plan.tasks][:8] == [196, 47, 10, 43, 10, 45, 397, 10]
 
 
-@pytest.mark.parametrize(
-    ("name", "count", "blocks"), [("ViT-B-32", 8, 10), ("ViT-B-16", 14, 10), ("ViT-L-14", 20, 21), ("ViT-B-32", 33, 10)]
-)
+@pytest.mark.parametrize(("name", "count", "blocks"), [("ViT-L-14", 8, 21), ("ViT-B-32", 33, 10)])
 def test_the_recipe_runs_from_end_to_end_with_small_models(folder, name, count, blocks):
     path = make.write(name, count, "paper", folder)[0]
     recipe = massmerge.Recipe.load(path)
