@@ -92,7 +92,7 @@ def windows(tmp_path_factory) -> tuple[Path, list[str]]:
     folder = tmp_path_factory.mktemp("windows")
     code = WINDOWS + EVERY_MODULE + MERGE_AND_ANSWER + SERVE
     words = [sys.executable, "-X", "warn_default_encoding", "-c", code, str(folder)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder, done.stdout.splitlines()
 
