@@ -14,7 +14,7 @@ from massmerge.merging.run import Silent
 from models import FAMILIES, contents, rewrite, write_recipe
 from pairs import shifted
 
-KILL_SHARES = (0.05, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99)
+KILL_SHARES = (0.05, 0.5, 0.8, 0.95, 0.99)
 
 
 # What cannot be done is said, and nothing is written

@@ -23,8 +23,8 @@ from models import FAMILIES, contents, write_family, write_recipe
 
 _random = random.Random(7)
 # Spread over the whole run, the assembling and the publishing included; where in each part is drawn.
-KILL_SHARES = [round((i + _random.random()) / 12, 3) for i in range(12)]
-KILL_DELAYS = [round(_random.random(), 3) for _ in range(8)]
+KILL_SHARES = [round((i + _random.random()) / 6, 3) for i in range(6)]
+KILL_DELAYS = [round(_random.random(), 3) for _ in range(4)]
 
 
 @pytest.fixture(scope="module")
