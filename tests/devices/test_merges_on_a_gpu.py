@@ -29,8 +29,9 @@ def recipe(root, **options):
     return write_recipe(folder, list("abc"), name="gpu.yaml", **options)
 
 
-def test_a_bundle_that_is_merged_on_the_gpu_answers_as_one_of_the_cpu(root, tmp_path, gpu):
-    given, inputs = recipe(root, rank=8, redundancy={"metric": "angles"}), FAMILIES["bert"].make_inputs(4)
+@pytest.mark.parametrize("options", [{"rank": 8, "redundancy": {"metric": "angles"}}, {"rank": 0.9}], ids=str)
+def test_a_bundle_that_is_merged_on_the_gpu_answers_as_one_of_the_cpu(root, tmp_path, gpu, options):
+    given, inputs = recipe(root, **options), FAMILIES["bert"].make_inputs(4)
     made = [massmerge.merge(given, tmp_path / device.partition(":")[0], device=device) for device in _DEVICES]
     found, expected = (massmerge.load(path, device="cpu") for path in made)
     assert_same_answers(found.predict(inputs), expected.predict(inputs))

@@ -133,6 +133,14 @@ def test_subspaces_that_are_not_alike_stay_as_they_are():
     assert all(a is b for a, b in zip(without_common(bases), bases, strict=True))
 
 
+@pytest.mark.parametrize("rank", [17, 22])
+def test_subspaces_that_share_much_because_they_are_large_stay_as_they_are(rank):
+    """What is left of each would be the same: the rest of the space, in which all tasks have equal residuals."""
+    bases = [basis(rank, 32, seed) for seed in range(3)]
+    assert separation([bases]).overlap.mean() > 0.5
+    assert all(a is b for a, b in zip(without_common(bases), bases, strict=True))
+
+
 def test_tasks_that_share_everything_keep_nothing():
     v = basis(4, 32, 0)
     assert [len(left) for left in without_common([v, v.clone(), v.clone()])] == [0, 0, 0]

@@ -11,6 +11,7 @@ from torch.nn.functional import one_hot
 
 _PROBES = 32
 _ALIKE = 0.5
+_BY_CHANCE = 1.25  # subspaces of half of the width share half by chance; what they share must be more than that
 _SAME = 0.999  # cosine of all deltas; adapters of one start share their directions, not what they do with them
 _KIN = 1.5
 _RANDOM = 1.5
@@ -123,8 +124,8 @@ def without_common(bases: list[Tensor]) -> list[Tensor]:
     count = len(bases)
     if count < 2 or not any(len(v) for v in bases) or clearly_apart(bases):
         return bases
-    pairs = separation([bases]).overlap[~torch.eye(count, dtype=torch.bool)]
-    if pairs.mean() <= _ALIKE:
+    found, pairs = separation([bases]), ~torch.eye(count, dtype=torch.bool)
+    if found.overlap[pairs].mean() <= max(_ALIKE, _BY_CHANCE * float(found.chance[pairs].mean())):
         return bases
     _, s, directions = torch.linalg.svd(torch.cat(bases), full_matrices=False)
     common = directions[s.square() > count / 2]  # the squares add up to one for each task that has a direction
