@@ -41,6 +41,7 @@ WORLDS = (
 ANGLES = ("0", "45", "90", "135", "180", "225", "270", "315")
 POSES = 20  # of one figure: some peoples have many more than others
 FRAMES = 16  # of one figure in one direction
+PIXELS = 4_000_000  # larger drawings, a few, take longer to open than all others
 MOST = 9  # stamps on one image of the counting task
 
 
@@ -114,6 +115,8 @@ def clipart() -> Examples:
         top = folder / "usr" / "share" / "openclipart" / "png" / subject
         for path in sorted(top.rglob("*.png")):
             with Image.open(path) as opened:
+                if opened.width * opened.height > PIXELS:
+                    continue
                 image = opened.convert("RGBA")
             image.thumbnail((128, 128))
             rows.append((over(image, "white"), subject, re.sub(r"[\d_]+(\w?)$", "", path.stem) + str(path.parent)))
