@@ -103,8 +103,8 @@ def test_icons_are_of_one_size_and_links_to_others_are_left_out(tmp_path):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "48x48/apps/z.png").symlink_to(tmp_path / "48x48/apps/a.png")
     assert [(path.name, kind) for path, kind in games.icon_files(tmp_path)] == [
-        ("a.png", "application"),
-        ("d.png", "place"),
+        ("a.png", "apps"),
+        ("d.png", "places"),
     ]
 
 

@@ -106,7 +106,7 @@ HIRAGANA = "あいうえおかきくけこさしすせそたちつてとなに�
 ARABIC = "ابتثجحخدذرزسشصضطظعغفقكلمنهوي"
 # Syllables that differ from the next by one stroke or one part.
 HANGUL = "가나다라마바사아자차카타파하거너더러머버서어저처고노도로모보소오조초구누두루무부수우각간감강"
-MKHEDRULI = "აბგდევზთიკლმნოპჟრსტუფქღყშჩცძწჭხჯჰ"
+MKHEDRULI = "აბგდევზთიკლმნოპრსტუფქღყშჩცძწჭხჯ"
 CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -126,7 +126,7 @@ def hangul() -> Examples:
 
 
 def georgian() -> Examples:
-    """The 33 letters of Georgian."""
+    """Letters of Georgian: 31, without the rare ჟ and ჰ, so that ten fonts make a test split."""
     return letters(GEORGIAN, MKHEDRULI)
 
 
