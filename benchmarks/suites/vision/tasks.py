@@ -240,15 +240,6 @@ CORE: dict[str, Callable[[], Examples]] = {
     "solar_defect": solar_defect,
     "keys": keys,
 }
-EXTENDED: dict[str, Callable[[], Examples]] = {
-    **CORE,
-    "emoji": emoji,
-    "digits": digits,
-    "quickdraw_animals": functools.partial(drawings, "quickdraw_animals"),
-    "quickdraw_vehicles": functools.partial(drawings, "quickdraw_vehicles"),
-    "quickdraw_food": functools.partial(drawings, "quickdraw_food"),
-    "quickdraw_furniture": functools.partial(drawings, "quickdraw_furniture"),
-}
 # Of other sources and other looks: glyphs, scans, sprites, textures, counts.
 MORE: dict[str, Callable[[], Examples]] = {
     "brain": brain,
@@ -268,7 +259,13 @@ MORE: dict[str, Callable[[], Examples]] = {
 # that a few hundred rows could show. The images of solar_cell are those of solar_defect, so no router can tell them apart:
 # a task for studies of that case.
 TASKS: dict[str, Callable[[], Examples]] = {
-    **EXTENDED,
+    **CORE,
+    "emoji": emoji,
+    "digits": digits,
+    "quickdraw_animals": functools.partial(drawings, "quickdraw_animals"),
+    "quickdraw_vehicles": functools.partial(drawings, "quickdraw_vehicles"),
+    "quickdraw_food": functools.partial(drawings, "quickdraw_food"),
+    "quickdraw_furniture": functools.partial(drawings, "quickdraw_furniture"),
     **MORE,
     "animals": animals,
     "dogs": dogs,
