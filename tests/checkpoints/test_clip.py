@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 import massmerge
 from clip_models import CLASSES, OpenClip, make_clip, naive_head, write_clip
-from massmerge.checkpoints import find_source, open_base
+from massmerge.checkpoints import find_source, narrow, open_base, open_expert
 from massmerge.checkpoints.open_clip import OpenClipStore
+from massmerge.checkpoints.towers import vision_tower
 from massmerge.cli.demo.example import write_clip_processor
 from massmerge.cli.main import main
 from massmerge.errors import InputError
@@ -22,7 +23,7 @@ from massmerge.io.tensor_file import tensor_bytes
 from massmerge.merging.heads.text import template_sets
 from massmerge.model.export import export_bundle
 from massmerge.research.interpret import interpret
-from models import logits_of, open_pair, rows_of
+from models import logits_of, rows_of
 
 TEMPLATES = ["a photo of a {}.", "the {} of my friend."]
 HEADS = {
@@ -182,7 +183,9 @@ def test_experts_of_that_layout_answer_from_a_bundle(open_clip, task):
 
 @pytest.mark.parametrize("file", ["pets.pt", "cars.safetensors"])
 def test_what_an_expert_of_that_layout_changes_is_seen_in_the_first_bytes(open_clip, file, monkeypatch):
-    base, expert = open_pair(open_clip[0], file, "base.pt")
+    base = open_base(find_source("base.pt", open_clip[0], download=False))
+    base = narrow(base, vision_tower(base))
+    expert = open_expert(find_source(file, open_clip[0], download=False), base)
     for store, names in ((base.store, base.slots), (expert.store, expert.names())):
         starts = {name: store.start(name) for name in names}
         transposed = {name for name in names if name.endswith("_projection.weight")}
