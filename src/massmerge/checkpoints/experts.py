@@ -21,7 +21,7 @@ from massmerge.checkpoints.expert_tensors import ExpertTensor, FullTensor, diffe
 from massmerge.checkpoints.open_clip import OpenClipStore
 from massmerge.checkpoints.skeleton import Match, Reading, Skeleton, shape_of, untie_output
 from massmerge.checkpoints.sources import Source
-from massmerge.checkpoints.stores import SafetensorsStore, Store
+from massmerge.checkpoints.stores import Store
 from massmerge.checkpoints.wrapped import PartStore, backbone_prefix
 from massmerge.errors import InputError, listing
 from massmerge.io.tensor_file import TensorInfo, read_start
@@ -73,6 +73,10 @@ class Expert(Protocol):
 
     def read(self, name: str) -> ExpertTensor:
         """The expert's tensor, or its delta as a product of two thin matrices."""
+        ...
+
+    def stored(self, name: str) -> TensorInfo | None:
+        """Where its own value of a tensor lies in a file as it is, so that a part can be read; none elsewhere."""
         ...
 
     @property
@@ -145,6 +149,11 @@ class FullExpert:
                 )
         return FullTensor(tensor)
 
+    def stored(self, name: str) -> TensorInfo | None:
+        """Where the fine-tuned tensor lies; none if names tied to it must be compared."""
+        reading = self.readings[name]
+        return None if reading.also else reading.stored(self.store)
+
     @property
     def at_hand(self) -> bool:
         """Whether the checkpoint was downloaded."""
@@ -156,11 +165,10 @@ class FullExpert:
 
     def _starts_differ(self, name: str, base: Base) -> bool:
         """Whether the first bytes differ of a tensor that both files store as it is."""
-        one, other = base.readings.get(name), self.readings[name]
-        if one is None or not isinstance(base.store, SafetensorsStore) or not isinstance(self.store, SafetensorsStore):
+        one, other = base.stored(name), self.readings[name].stored(self.store)
+        if one is None or other is None or one.dtype != other.dtype:
             return False
-        plain = one.converter is None and other.converter is None and one.info.dtype == other.info.dtype
-        return plain and read_start(one.info) != read_start(other.info)
+        return read_start(one) != read_start(other)
 
     def apart_bytes(self, base: int, stored: int) -> int:
         """As many as the base's."""
