@@ -106,7 +106,7 @@ def measure(command: list[str], out: Path) -> Run:
     )
     seconds = time.perf_counter() - began
     found = re.search(r"^used (\d+) (\S+) (\d+)$", done.stdout, re.MULTILINE)
-    if found is None or found[1] != "0":
+    if found is None or found[1] != "0" or not (out / "model.safetensors").is_file():
         sys.exit(f"{command[0]} failed:\n{done.stderr[-2000:]}")
     return {"seconds": seconds, "processor": float(found[2]), "peak": float(found[3])}
 
@@ -118,7 +118,7 @@ def compare(method: str, models: Path, mergekit: Path, repeats: int) -> dict[str
         folder = Path(name)
         ours, theirs = write_recipes(models, folder, method)
         commands = {
-            "mass": [sys.executable, "-m", "massmerge.cli.main", "merge", "--quiet", str(ours)],
+            "mass": [str(Path(sys.executable).with_name("mass")), "merge", "--quiet", str(ours)],
             "mergekit": [str(mergekit), "--quiet", str(theirs)],
         }
         for turn in range(repeats):
