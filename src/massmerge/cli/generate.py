@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import click
 from tqdm import tqdm
@@ -32,6 +32,8 @@ from massmerge.model.answers import Generation
 from massmerge.model.chat import is_conversation
 from massmerge.model.load import load
 from massmerge.model.model import Model
+
+_Many = Callable[..., Iterator[Generation]]
 
 
 @click.command()
@@ -76,13 +78,13 @@ def generate(
         if engine is None:
             model = load(bundle, device=device, dtype=dtype, cache=cache, check=True)
             refuse_unreadable(model)
-            image, many, step = model.takes_images, model.generate_many, bar.update
+            image, many = model.takes_images, cast(_Many, model.generate_many)
         else:
             loading = {"device": device, "dtype": dtype}
             answering = stack.enter_context(
                 engine_model(bundle, engine, workers, out, loading=loading, cache=cache, seen=bar.update)
             )
-            image, many, step = Bundle(bundle, check=False).takes_images, answering.generate_many, lambda: None
+            image, many = Bundle(bundle, check=False).takes_images, answering.generate_many
         rows = read(image=image, decoded=engine is None)
         if chat:
             rows = (row._replace(item=_conversation(row.item, system)) for row in rows)
@@ -90,6 +92,7 @@ def generate(
             _stream(model, list(rows), options)
             return
         answers = named_answers(rows, partial(many, on_error="row", batch_size=batch_size, **options))
+        step: Callable[[], object] = bar.update if engine is None else (lambda: None)
         count, failed = _write(answers, out, step, as_json=as_json, quiet=quiet)
     refuse_failures(failed, count, "prompt")
     if out and not quiet:
@@ -120,8 +123,8 @@ def _write(
 ) -> tuple[int, int]:
     """Write or print answers as they come; how many there were, and how many of them are errors."""
     failed = count = 0
-    lines = as_json or out is not None
-    with open_writer("jsonl", out) if lines else nullcontext() as writer:
+    with ExitStack() as stack:
+        writer = stack.enter_context(open_writer("jsonl", out)) if as_json or out is not None else None
         for name, generation in answers:
             count, failed = count + 1, failed + (generation.error is not None)
             if writer is not None:

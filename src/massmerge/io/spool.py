@@ -60,8 +60,15 @@ def packed(item: Any) -> bytes:
     """
     if isinstance(item, bytes):
         return b"b" + item
-    kinds = {Path: "p", Exception: "e", list: "m"}
-    kind = next((kind for of, kind in kinds.items() if isinstance(item, of)), "t")
+    kind = (
+        "p"
+        if isinstance(item, Path)
+        else "e"
+        if isinstance(item, Exception)
+        else "m"
+        if isinstance(item, list)
+        else "t"
+    )
     return kind.encode() + json.dumps(item if isinstance(item, str | tuple | list) else str(item)).encode()
 
 
