@@ -86,4 +86,8 @@ class Spans:
 
 
 def _square(delta: Tensor) -> float:
-    return sum(float(torch.dot(part, part)) for part in map(Tensor.double, delta.split(_SQUARED)))
+    total = 0.0
+    for part in torch.split(delta, _SQUARED):
+        wide = part.double()
+        total += float(torch.dot(wide, wide))
+    return total
