@@ -3,15 +3,20 @@
 import io
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
 import massmerge
 import massmerge.model.row_job
 from eval_suite import text_suite
 from massmerge import InputError, MassError
+from massmerge.cli.demo.example import make_writing_example
+from massmerge.cli.main import main
+from massmerge.io.row_files import read_inputs, write_inputs
 from massmerge.model.row_job import RowWorker
 from models import image_bundle, text_bundle
 from predict_command import run
@@ -104,6 +109,66 @@ def test_answers_to_other_rows_or_with_other_options_are_not_taken_over(tmp_path
     predict(bundle, rows, out, "--engine", "local", "--top", 1)
     predict(bundle, rows, tmp_path / "here.csv", "--top", 1)
     assert out.read_bytes() == (tmp_path / "here.csv").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def writing(tmp_path_factory):
+    """A bundle that writes, and what it is asked."""
+    folder = tmp_path_factory.mktemp("writing")
+    massmerge.merge(make_writing_example(folder), folder / "out")
+    prompts = [{"text": " ".join(WORDS[i : i + 1 + i % 4])} for i in range(11)]
+    prompts[5]["text"] = ""
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    return folder
+
+
+def generate(folder, out, *options):
+    given = ["generate", folder / "out", folder / "prompts.jsonl", "--column", "text", "--max-new-tokens", 3, *options]
+    return CliRunner().invoke(main, [*map(str, given), "--batch-size", "4", "--out", str(out)])
+
+
+def test_texts_generated_by_an_engine_are_those_of_one_process_in_order(tmp_path, writing, small_ranges):
+    here, there = tmp_path / "here.jsonl", tmp_path / "there.jsonl"
+    one, other = generate(writing, here), generate(writing, there, "--engine", "local", "--workers", 2)
+    assert (one.exit_code, other.exit_code) == (1, 1) and "1 of 11 prompts could not be answered" in other.stderr
+    assert without_times(there) == without_times(here) and len(without_times(there)) == 11
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_texts_that_were_generated_before_a_stop_are_not_generated_again(tmp_path, writing, small_ranges, monkeypatch):
+    real, done = RowWorker.carry_out, []
+
+    def carry_out(self, unit, before):
+        if len(done) == 1:
+            raise MassError("stop")
+        done.append(unit.key)
+        return real(self, unit, before)
+
+    out, options = tmp_path / "there.jsonl", ("--engine", "local", "--workers", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(RowWorker, "carry_out", carry_out)
+        assert "stop" in generate(writing, out, *options).stderr
+    assert not out.exists() and len(done) == 1
+    monkeypatch.setattr(RowWorker, "carry_out", lambda self, unit, b: done.append(unit.key) or real(self, unit, b))
+    generate(writing, out, *options)
+    assert len(done) == len(set(done)) == 2 and len(without_times(out)) == 11
+
+
+@pytest.mark.parametrize("item", ["text", ("one", "two"), [{"role": "user", "content": "hello"}], Path("/a/b")])
+def test_a_worker_is_given_the_input_that_the_model_would_have_taken(tmp_path, item):
+    write_inputs(tmp_path / "rows", [item])
+    assert list(read_inputs(tmp_path / "rows")) == [item]
+
+
+def test_what_generation_with_an_engine_cannot_do_is_refused(tmp_path, writing):
+    asked = [str(writing / "out"), "win a prize"]
+    for options, message in (
+        (["--engine", "local"], "--engine needs --out FILE"),
+        (["--stream", "--out", str(tmp_path / "a.jsonl")], "leave out --out and --engine"),
+        (["--out", str(tmp_path / "a.csv")], "generated texts are written as JSON lines"),
+    ):
+        done = CliRunner().invoke(main, ["generate", *asked, *options])
+        assert done.exit_code == 2 and message in done.stderr
 
 
 def test_what_an_engine_cannot_do_is_refused(tmp_path, root):

@@ -8,10 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from massmerge.errors import InputError
+from massmerge.io import tensor_file
 from massmerge.io.tensor_file import (
     DTYPES,
     TensorInfo,
     read_header,
+    read_span,
     read_tensor,
     read_tensors,
     write_stream,
@@ -77,6 +79,21 @@ def test_the_data_starts_at_a_multiple_of_eight(tmp_path):
 def test_a_stream_that_gives_too_few_bytes_for_a_tensor_is_refused(tmp_path):
     with pytest.raises(ValueError, match="4 bytes for a tensor of 8"):
         write_stream(tmp_path / "x.safetensors", {"x": TensorInfo((2,), torch.float32)}, [memoryview(b"1234")])
+
+
+def test_tensors_are_copied_from_other_files_piece_by_piece(tmp_path, monkeypatch):
+    tensors = {"a": torch.arange(50.0), "b": torch.zeros(0, 3), "c": torch.arange(7, dtype=torch.int8)}
+    write_tensors(tmp_path / "a.safetensors", tensors)
+    infos = read_header(tmp_path / "a.safetensors")
+    monkeypatch.setattr(tensor_file, "_COPIED", 24)
+    write_stream(tmp_path / "b.safetensors", infos, infos.values())
+    assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "a.safetensors").read_bytes()
+
+
+def test_a_span_of_a_tensor_holds_its_numbers_in_a_row(tmp_path):
+    write_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(3), "b": torch.arange(12.0).reshape(3, 4)})
+    span = read_span(read_header(tmp_path / "a.safetensors")["b"], 3, 9)
+    assert span.tolist() == [3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
 
 
 def test_a_tensor_that_was_read_does_not_change_with_the_file(tmp_path):

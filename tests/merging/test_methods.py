@@ -6,23 +6,27 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 import naive
 import naive_methods
 from massmerge import InputError, merge
+from massmerge.checkpoints.stores import SafetensorsStore
+from massmerge.io.tensor_file import read_tensor
 from massmerge.merging.run import Silent
-from massmerge.merging.static import Deltas, Known
+from massmerge.merging.static import Deltas, Known, spans
 from massmerge.merging.static.consensus import consensus
 from massmerge.merging.static.dare import dare, kept_entries
 from massmerge.merging.static.isotropic import iso_c, iso_cts
 from massmerge.merging.static.scales import candidates, published_scale
+from massmerge.merging.static.spans import Spans
 from massmerge.merging.static.ties import ROUNDS, ties
 from models import FAMILIES, contents, read_deltas, write_family, write_recipe, write_shifted
 
 TASKS = {"red": 2, "green": 3, "blue": 2}
 KEEPING = ["tsv_c", "emr"]
+WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -334,3 +338,31 @@ def test_a_refused_option_writes_nothing(family, tmp_path):
     with pytest.raises(InputError, match=r"11: 'merge.keep': is not an option of dare"):
         run(family, tmp_path / "out", method="dare", keep=0.2)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("method", ["average", "task_arithmetic", "ties", "consensus"])
+def test_a_merge_by_spans_writes_the_bytes_of_one_by_whole_tensors(family, tmp_path, monkeypatch, method):
+    with monkeypatch.context() as patched:
+        patched.setattr(Spans, "of", classmethod(lambda cls, tensor, originals: None))
+        whole = run(family, tmp_path / "whole", method=method)
+    monkeypatch.setattr(spans, "_LONGEST", 37)
+    monkeypatch.setattr(SafetensorsStore, "read", refused)
+    by_span = run(family, tmp_path / "spans", method=method)
+    assert (by_span / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
+
+
+def refused(store: SafetensorsStore, name: str) -> torch.Tensor:
+    if store.infos[name].dtype.is_floating_point and "classifier" not in name:
+        raise AssertionError(f"{name} was read as a whole")
+    return read_tensor(store.infos[name])
+
+
+def test_numbers_that_are_not_finite_are_told_by_spans_too(tmp_path):
+    write_family(tmp_path, "bert", TASKS)
+    path = tmp_path / "green" / WEIGHTS
+    state = load_file(path)
+    name = next(name for name in state if name.endswith("layer.0.output.dense.weight"))
+    state[name][-1, -1] = float("nan")
+    save_file(state, path, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"task green \(green\): encoder\.layer\.0\.output\.dense\.weight holds NaN"):
+        run(tmp_path, tmp_path / "out", method="average")

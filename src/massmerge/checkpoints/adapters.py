@@ -86,6 +86,9 @@ class AdapterExpert:
         update, magnitude = self._pair(name), self.pairs[name].magnitude
         return update if magnitude is None else FullTensor(self._rescaled(name, update, magnitude))
 
+    def stored(self, name: str) -> None:
+        """Nowhere: what an adapter holds is added to the base's tensors."""
+
     def _rescaled(self, name: str, update: LowRank, magnitude: str) -> Tensor:
         """A matrix of DoRA: base and update, with rows of the lengths that the adapter has learnt."""
         rows = self.base.read(name).float() + update.b @ update.a

@@ -72,10 +72,13 @@ class Base:
 
     def mapped(self, name: str) -> Tensor:
         """The same tensor, in its file where it lies there as it is: it takes no memory before it is used."""
-        reading = self.readings[name]
-        if reading.converter is None and isinstance(self.store, SafetensorsStore):
-            return self.store.mapped(reading.keys[0])
+        if self.stored(name) is not None and isinstance(self.store, SafetensorsStore):
+            return self.store.mapped(self.readings[name].keys[0])
         return self.read(name)
+
+    def stored(self, name: str) -> TensorInfo | None:
+        """Where a tensor lies in its file as it is; none where it must be read as a whole."""
+        return self.readings[name].stored(self.store) if name in self.readings else None
 
     def info(self, name: str) -> TensorInfo:
         """Shape and dtype of a tensor."""

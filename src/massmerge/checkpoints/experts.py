@@ -75,6 +75,10 @@ class Expert(Protocol):
         """The expert's tensor, or its delta as a product of two thin matrices."""
         ...
 
+    def stored(self, name: str) -> TensorInfo | None:
+        """Where its own value of a tensor lies in a file as it is, so that a part can be read; none elsewhere."""
+        ...
+
     @property
     def at_hand(self) -> bool:
         """Whether its weights are on this machine; of a hub repository that was not downloaded only headers are known."""
@@ -144,6 +148,11 @@ class FullExpert:
                     "but hold different values. Save the expert with tied weights."
                 )
         return FullTensor(tensor)
+
+    def stored(self, name: str) -> TensorInfo | None:
+        """Where the fine-tuned tensor lies; none if names tied to it must be compared."""
+        reading = self.readings[name]
+        return None if reading.also else reading.stored(self.store)
 
     @property
     def at_hand(self) -> bool:

@@ -21,7 +21,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 from transformers.pytorch_utils import Conv1D
 
 from massmerge.checkpoints.pretrained import empty_model, model_class
-from massmerge.checkpoints.stores import Store
+from massmerge.checkpoints.stores import SafetensorsStore, Store
 from massmerge.io.tensor_file import TensorInfo
 
 # Buffers that earlier versions of transformers stored; later ones make them at run time, some under other names.
@@ -79,6 +79,10 @@ class Reading:
         if self.converter is None:
             return store.read(self.keys[0])
         return _convert(self, [store.read(key) for key in self.keys], config)[self.target]
+
+    def stored(self, store: Store) -> TensorInfo | None:
+        """Where the tensor lies in its file as it is; none if it is put together, or in a file of another kind."""
+        return self.info if self.converter is None and isinstance(store, SafetensorsStore) else None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
+from massmerge.cli.by_engine import workers_option
 from massmerge.cli.common import (
     batch_size_option,
     cache_option,
@@ -57,7 +58,7 @@ _SHOWN_FAILURES = 5
               help="When to abstain, instead of the recipe's limits, such as lift=1.1. May be repeated.")  # fmt: skip
 @cache_option
 @engine_option
-@click.option("--workers", type=click.IntRange(min=1), help="With --engine: models that answer at the same time.")
+@workers_option
 @placement_options
 @click.option("--oracle/--no-oracle", default=True, show_default=True,
               help="Also answer with the task given, to show what routing costs.")  # fmt: skip

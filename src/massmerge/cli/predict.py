@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +14,7 @@ import click
 from tqdm import tqdm
 
 from massmerge.bundle.reader import Bundle
+from massmerge.cli.by_engine import engine_model, workers_option
 from massmerge.cli.common import (
     batch_size_option,
     cache_option,
@@ -27,12 +28,10 @@ from massmerge.cli.common import (
     verb,
 )
 from massmerge.cli.writers import FORMATS, choose_format, open_writer
-from massmerge.engines.choose import opened_engine
 from massmerge.errors import InputError, MassError
 from massmerge.io.rows import TABLE_SUFFIXES, NamedInput, read_inputs
 from massmerge.model.answers import Prediction
 from massmerge.model.load import load
-from massmerge.model.row_job import EngineModel
 from massmerge.model.speed import fast_at_once
 
 Stream = Callable[..., Iterator[Prediction]]
@@ -54,7 +53,7 @@ Stream = Callable[..., Iterator[Prediction]]
 @batch_size_option
 @cache_option
 @engine_option
-@click.option("--workers", type=click.IntRange(min=1), help="With --engine: models that answer at the same time.")
+@workers_option
 @placement_options
 @click.option("--strict", is_flag=True, help="Stop at the first input that cannot be answered.")
 @verb
@@ -85,9 +84,12 @@ def predict(
                 keys: deque[str | None] = deque()
                 rows, options["session"] = _noting(rows, keys), _taken(keys)
         else:
-            _refuse_with_engine(out, session, cache)
+            if session:
+                raise InputError("--session needs rows one after the other in one process: leave out --engine.")
             loading = {"device": device, "dtype": dtype}
-            answering = stack.enter_context(_engine_model(bundle, engine, workers, str(out), loading, bar.update))
+            answering = stack.enter_context(
+                engine_model(bundle, engine, workers, out, loading=loading, cache=cache, seen=bar.update)
+            )
             rows, stream = read(image=Bundle(bundle, check=False).takes_images, decoded=False), answering.stream
         answers = named_answers(rows, partial(stream, on_error="row", **options))
         step = bar.update if engine is None else (lambda: None)
@@ -119,29 +121,6 @@ def _write(
                 writer.write(name, prediction)
             step()
     return count, failed
-
-
-def _refuse_with_engine(out: str | None, session: str | None, cache: str) -> None:
-    if out is None:
-        raise InputError("--engine needs --out FILE: rows and answers pass through a folder beside it.")
-    if cache != "0":
-        raise InputError("--cache is of one process: leave it out, or --engine.")
-    if session:
-        raise InputError("--session needs rows one after the other in one process: leave out --engine.")
-
-
-@contextmanager
-def _engine_model(
-    bundle: str, engine: str, workers: int | None, out: str, loading: dict[str, Any], seen: Callable[[int], object]
-) -> Iterator[EngineModel]:
-    """What answers in the place of a model, with a work folder beside the file of answers."""
-    target = Path(out).resolve()
-    work = target.with_name(f".{target.name}.parts")
-    with (
-        opened_engine(engine, workers) as chosen,
-        EngineModel.opened(bundle, chosen, work, loading=loading, seen=seen) as answering,
-    ):
-        yield answering
 
 
 def _noting(rows: Iterable[NamedInput], keys: deque[str | None]) -> Iterator[NamedInput]:

@@ -16,7 +16,7 @@ import click
 
 from massmerge.cli.common import escaped, plural, writing
 from massmerge.errors import InputError, MassError
-from massmerge.model.answers import Prediction
+from massmerge.model.answers import Generation, Prediction
 
 _COLUMNS = (
     "input", "task", "label", "confidence", "score", "weight", "runner_up", "error", "labels", "scores", "value",
@@ -29,8 +29,8 @@ _STREAMS = ("/dev/std", "/dev/fd/", "/proc/")  # may be regular files, but someo
 class Writer(Protocol):
     """Takes answers one after the other."""
 
-    def write(self, name: str, prediction: Prediction) -> None:
-        """One answer."""
+    def write(self, name: str, prediction: Any) -> None:
+        """One answer; generated texts too where the form is `jsonl`."""
 
 
 def flat(name: str, prediction: Prediction) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class JsonLinesWriter:
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
-    def write(self, name: str, prediction: Prediction) -> None:
+    def write(self, name: str, prediction: Prediction | Generation) -> None:
         """One line."""
         self._file.write(json.dumps({"input": name, **prediction.to_dict()}, ensure_ascii=False) + "\n")
         self._file.flush()

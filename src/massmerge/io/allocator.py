@@ -16,6 +16,9 @@ from contextlib import contextmanager, suppress
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
 _LARGEST_ON_HEAP = 32 << 20  # what glibc takes at most
 _NEVER = 2**31 - 1
+_TOP = (
+    8 << 20
+)  # small buffers that are freed and wanted again: to fetch their pages anew takes longer than to read a disk
 _kept = False  # whether `keep_buffers` has been called
 _OWN_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
@@ -27,6 +30,7 @@ def mapped_buffers() -> Iterator[None]:
     Otherwise holes grow with the tasks: 981 MB at the peak of a merge of 20 experts of ViT-B/32 size, against 579 MB.
     """
     _set(_MMAP_THRESHOLD, 1 << 20)
+    _set(_TRIM_THRESHOLD, _TOP)
     try:
         yield
     finally:

@@ -27,10 +27,13 @@ def sha256_of(file: BinaryIO, start: bytes = b"", between: Callable[[], object] 
         start: the bytes.
         between: called after each piece.
     """
-    digest = hashlib.sha256(start)
+    digest, buffer = (
+        hashlib.sha256(start),
+        memoryview(bytearray(_CHUNK)),
+    )  # one buffer: new pages cost as much as reading
     file.seek(0)
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
+    while count := file.readinto(buffer):  # type: ignore[attr-defined]
+        digest.update(buffer[:count])
         between()
     return digest.hexdigest()
 

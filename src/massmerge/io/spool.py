@@ -54,11 +54,22 @@ class Spool:
 
 
 def packed(item: Any) -> bytes:
-    """An input as bytes, the first of which tells its kind: an image's own bytes, a path, a text, two texts, an error."""
+    """An input as bytes, the first of which tells its kind.
+
+    An image's own bytes, a path, a text, two texts, messages or an error.
+    """
     if isinstance(item, bytes):
         return b"b" + item
-    kind = "p" if isinstance(item, Path) else "e" if isinstance(item, Exception) else "t"
-    return kind.encode() + json.dumps(item if isinstance(item, str | tuple) else str(item)).encode()
+    kind = (
+        "p"
+        if isinstance(item, Path)
+        else "e"
+        if isinstance(item, Exception)
+        else "m"
+        if isinstance(item, list)
+        else "t"
+    )
+    return kind.encode() + json.dumps(item if isinstance(item, str | tuple | list) else str(item)).encode()
 
 
 def unpacked(data: bytes) -> Any:
@@ -69,4 +80,6 @@ def unpacked(data: bytes) -> Any:
     item = json.loads(rest)
     if kind == b"t":
         return tuple(item) if isinstance(item, list) else item
+    if kind == b"m":
+        return item
     return Path(item) if kind == b"p" else InputError(item)

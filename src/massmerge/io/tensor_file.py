@@ -28,6 +28,7 @@ _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _HEADER_LIMIT = 100_000_000  # the format's own limit
 _COUNT_LIMIT = 1 << 48  # more than any disk holds, and few enough that torch can multiply two of them
 _START = 1 << 16
+_COPIED = 1 << 19  # bytes at a time; a buffer that is used again costs no new pages
 
 
 @dataclass(frozen=True)
@@ -108,17 +109,27 @@ def _info(entry: dict[str, Any], path: Path, start: int) -> TensorInfo:
 
 def read_bytes(info: TensorInfo) -> bytearray:
     """The raw bytes of a stored tensor."""
-    assert info.path is not None, "the tensor's data is not on this machine"
     data = bytearray(info.nbytes)
+    for _ in _filled(memoryview(data), info):
+        pass
+    return data
+
+
+def _filled(buffer: memoryview, info: TensorInfo) -> Iterator[memoryview]:
+    """The bytes of a stored tensor, as many at a time as a buffer holds, which is filled again and again."""
+    assert info.path is not None, "the tensor's data is not on this machine"
+    left = info.nbytes
     with info.path.open("rb", buffering=0) as file:
         file.seek(info.offset)
-        view, done = memoryview(data), 0
-        while done < len(data):
-            count = file.readinto(view[done:])
-            if not count:
-                raise InputError(f"{info.path}: truncated while it was being read. Download or save it again.")
-            done += count
-    return data
+        while left:
+            view, done = buffer[:left], 0
+            while done < len(view):
+                count = file.readinto(view[done:])
+                if not count:
+                    raise InputError(f"{info.path}: truncated while it was being read. Download or save it again.")
+                done += count
+            left -= done
+            yield view
 
 
 def read_start(info: TensorInfo, skip: int = 0) -> bytes:
@@ -137,6 +148,11 @@ def read_tensor(info: TensorInfo) -> Tensor:
         if data
         else torch.empty(info.shape, dtype=info.dtype)
     )
+
+
+def read_span(info: TensorInfo, start: int, stop: int) -> Tensor:
+    """Numbers of a stored tensor in a row (stop - start,), by their places in the flattened tensor."""
+    return read_tensor(TensorInfo((stop - start,), info.dtype, info.path, info.offset + start * info.dtype.itemsize))
 
 
 def map_file(path: Path) -> Tensor:
@@ -174,14 +190,22 @@ def header_bytes(infos: dict[str, TensorInfo]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def write_stream(path: Path, infos: dict[str, TensorInfo], data: Iterable[memoryview | bytearray]) -> None:
-    """Write a safetensors file from tensors that arrive one after the other, in the order of `infos`."""
+def write_stream(path: Path, infos: dict[str, TensorInfo], data: Iterable[memoryview | TensorInfo]) -> None:
+    """Write a safetensors file from tensors that arrive one after the other, in the order of `infos`.
+
+    Args:
+        path: the file.
+        infos: what it will hold.
+        data: each tensor's bytes, or the place in another file that they are copied from.
+    """
+    buffer = memoryview(bytearray(_COPIED))
     with path.open("wb") as file:
         file.write(header_bytes(infos))
-        for info, chunk in zip(infos.values(), data, strict=True):
-            if len(chunk) != info.nbytes:
-                raise ValueError(f"{path}: {len(chunk)} bytes for a tensor of {info.nbytes}")
-            file.write(chunk)
+        for info, given in zip(infos.values(), data, strict=True):
+            if given.nbytes != info.nbytes:
+                raise ValueError(f"{path}: {given.nbytes} bytes for a tensor of {info.nbytes}")
+            for piece in _filled(buffer, given) if isinstance(given, TensorInfo) else (given,):
+                file.write(piece)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

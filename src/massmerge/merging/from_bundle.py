@@ -99,6 +99,9 @@ class BundledExpert:
         norm, energy = (float(self.bundle.statistics[n][self._rows[name], self._position]) for n in ("norm", "energy"))
         return StoredDelta(Kept(Factors(found.u.float(), found.s, found.v.float()), norm, energy))
 
+    def stored(self, name: str) -> None:
+        """Nowhere: a bundle holds factors."""
+
     @property
     def at_hand(self) -> bool:
         """What is left of the expert is."""

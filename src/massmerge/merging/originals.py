@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from massmerge.checkpoints.expert_tensors import ExpertTensor, Kept, difference, finite
+from massmerge.io.tensor_file import TensorInfo, read_span
 from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.merging.plan import TensorPlan
 
@@ -32,15 +33,35 @@ class Originals:
         base = self._prepared.base
         if name not in base.readings:
             return torch.zeros(self.slots[name].shape, dtype=self.dtype, device=self.device)
-        return finite(base.read(name).to(self.device), f"base ({self._prepared.recipe.base})", name)
+        return finite(base.read(name).to(self.device), self._base, name)
+
+    def stored(self, tensor: TensorPlan) -> tuple[TensorInfo | None, dict[str, TensorInfo | None]]:
+        """Where the files of the base and of the tasks that touch a tensor hold it as it is; none where they do not."""
+        experts = self._prepared.experts
+        held = {task: experts[task].stored(tensor.name) for task in self.touching(tensor)}
+        return self._prepared.base.stored(tensor.name), held
+
+    def base_span(self, name: str, info: TensorInfo, start: int, stop: int) -> Tensor:
+        """Some numbers of the base's tensor, where it is stored as it is."""
+        return finite(read_span(info, start, stop), self._base, name)
+
+    def expert_span(self, task: str, name: str, info: TensorInfo, start: int, stop: int) -> Tensor:
+        """The same numbers of the expert's."""
+        return finite(read_span(info, start, stop), self._expert(task), name)
 
     def read(self, task: str, name: str) -> ExpertTensor:
         """The expert's tensor."""
-        expert = self._prepared.experts[task]
-        found = expert.read(name).to(self.device)
+        found = self._prepared.experts[task].read(name).to(self.device)
         for part in found.parts:
-            finite(part, f"task {task} ({expert.source.text})", name)
+            finite(part, self._expert(task), name)
         return found
+
+    @property
+    def _base(self) -> str:
+        return f"base ({self._prepared.recipe.base})"
+
+    def _expert(self, task: str) -> str:
+        return f"task {task} ({self._prepared.experts[task].source.text})"
 
     def touching(self, tensor: TensorPlan) -> tuple[str, ...]:
         """The tasks that may change a tensor."""

@@ -48,7 +48,7 @@ class TensorParts:
 
     def _refuse_overflow(self, tensor: TensorPlan, part: dict[str, Tensor]) -> None:
         """Refuse what the sources' numbers, each of them finite, became: products and sums too large for their type."""
-        if all(bool(t.isfinite().all()) for t in part.values() if t.is_floating_point()):
+        if all(_is_finite(t) for t in part.values() if t.is_floating_point()):
             return
         large = [task for task, norm in zip(self._order, part["norm"].tolist(), strict=True) if not math.isfinite(norm)]
         raise InputError(
@@ -107,3 +107,8 @@ class TensorParts:
             if part["norm"][i] > 0 or not tensor.in_base:
                 part[f"{i}.whole"] = value.to(base.dtype).contiguous()
         return part
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether every number is: the extremes tell, and need no memory of the tensor's size."""
+    return not tensor.numel() or all(math.isfinite(extreme) for extreme in torch.stack(tensor.aminmax()).tolist())

@@ -31,7 +31,7 @@ from massmerge.bundle.parts import Parts, tensor_key
 from massmerge.checkpoints import Source
 from massmerge.checkpoints.expert_tensors import finite
 from massmerge.errors import InputError
-from massmerge.io.tensor_file import TensorInfo, read_bytes, read_tensor, tensor_bytes, write_stream, write_tensors
+from massmerge.io.tensor_file import TensorInfo, read_tensor, tensor_bytes, write_stream, write_tensors
 from massmerge.io.untrusted import GENERATION_CONFIG
 from massmerge.merging.card import bundle_card, terms_of_all
 from massmerge.merging.heads import write_head
@@ -178,7 +178,7 @@ def _write_task(prepared: OpenedRecipe, parts: Parts, position: int, path: Path)
                 infos[f"{tensor.name}.{part}"] = header[f"{position}.{part}"]
         if f"{position}.whole" in header:
             infos[tensor.name] = header[f"{position}.whole"]
-    write_stream(path, infos, (read_bytes(info) for info in infos.values()))
+    write_stream(path, infos, infos.values())
 
 
 def _matrix_headers(prepared: OpenedRecipe, parts: Parts) -> Iterator[tuple[str, dict[str, TensorInfo]]]:
@@ -207,4 +207,4 @@ def _write_statistics(prepared: OpenedRecipe, parts: Parts, path: Path) -> None:
 def _write_fixed(prepared: OpenedRecipe, parts: Parts, path: Path) -> None:
     """The core matrices: with the tasks' factors they are the fixed model."""
     infos = {name: header["core"] for name, header in _matrix_headers(prepared, parts) if "core" in header}
-    write_stream(path, infos, (read_bytes(info) for info in infos.values()))
+    write_stream(path, infos, infos.values())

@@ -34,6 +34,8 @@ class StaticMethod:
     """Looks at all tensors that come first."""
     matrices: bool = False
     """Whether it is of matrices only; other tensors are averaged then, and not scaled."""
+    elementwise: bool = False
+    """Whether each number goes its own way, looks included, so that a tensor can be taken a span at a time."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class KeepingMethod:
 
 
 STATIC_METHODS: dict[str, StaticMethod] = {
-    "average": StaticMethod(lambda deltas, known: average(deltas)),
-    "task_arithmetic": StaticMethod(lambda deltas, known: task_arithmetic(deltas)),
+    "average": StaticMethod(lambda deltas, known: average(deltas), elementwise=True),
+    "task_arithmetic": StaticMethod(lambda deltas, known: task_arithmetic(deltas), elementwise=True),
     "ties": StaticMethod(
         lambda deltas, known: ties(
             deltas,
@@ -58,12 +60,14 @@ STATIC_METHODS: dict[str, StaticMethod] = {
             combine=known.options["combine"],
         ),
         TIES_ROUNDS,
+        elementwise=True,
     ),
     "dare": StaticMethod(
         lambda deltas, known: dare(deltas, drop=known.options["drop"], seed=known.options["seed"]),
     ),
     "consensus": StaticMethod(
         lambda deltas, known: consensus(deltas, threshold=known.options["threshold"], least=known.options["least"]),
+        elementwise=True,
     ),
     "tsv_m": StaticMethod(lambda deltas, known: tsv_m(deltas), matrices=True),
     "iso_c": StaticMethod(lambda deltas, known: iso_c(deltas), matrices=True),

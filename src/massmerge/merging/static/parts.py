@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from massmerge.merging.static import (
     average,
 )
 from massmerge.merging.static.scales import scale_of
+from massmerge.merging.static.spans import Spans
 
 
 class StaticParts:
@@ -64,12 +65,21 @@ class StaticParts:
         look = self._method.rounds[step].look
         seen: dict[str, Tensor] = {}
         for place, tensor in tensors.items():
-            figures = look(self._deltas(tensor, self._originals.base(tensor.name), self._originals.kept), self._known)
-            if figures.is_floating_point():
-                seen[str(place)] = figures
-            else:  # whole numbers add up to the same in any order
-                seen["sum"] = seen["sum"] + figures if "sum" in seen else figures
+            for deltas in self._looked(tensor):
+                figures = look(deltas, self._known)
+                if figures.is_floating_point():
+                    seen[str(place)] = figures
+                else:  # whole numbers add up to the same in any order
+                    seen["sum"] = seen["sum"].add_(figures) if "sum" in seen else figures
         return seen
+
+    def _looked(self, tensor: TensorPlan) -> Iterator[Deltas]:
+        """A tensor's deltas for a look, in spans where the method allows it."""
+        spans = self._spans(tensor)
+        if spans is None:
+            yield self._deltas(tensor, self._originals.base(tensor.name), self._originals.kept)
+        else:
+            yield from (span.deltas for span in spans)
 
     def conclude(self, step: int, seen: Iterable[dict[str, Tensor]]) -> dict[str, Any]:
         """What follows from a look at all tensors; figures are added up in the order of the plan."""
@@ -89,6 +99,8 @@ class StaticParts:
 
     def part(self, tensor: TensorPlan, kept: KeptOf) -> dict[str, Tensor]:
         """What a tensor becomes; `kept` gives the tasks' factors."""
+        if (spans := self._spans(tensor)) is not None:
+            return {"merged": self._by_span(spans), "norm": spans.squares.sqrt().float()}
         base = self._originals.base(tensor.name)
         norm = torch.zeros(len(self._known.tasks))
         if not tensor.in_base or (isinstance(self._method, KeepingMethod) and not self._applies(tensor)):
@@ -99,6 +111,20 @@ class StaticParts:
         else:
             part = {"merged": self._one(tensor, base, kept, norm)}
         return part | {"norm": norm}
+
+    def _spans(self, tensor: TensorPlan) -> Spans | None:
+        """The tensor in spans, if method and files allow it."""
+        by_number = isinstance(self._method, StaticMethod) and self._method.elementwise
+        return Spans.of(tensor, self._originals) if by_number and _is_merged(tensor) else None
+
+    def _by_span(self, spans: Spans) -> Tensor:
+        """The tensor of one merged model, whose numbers are the same as those of `_one`."""
+        assert isinstance(self._method, StaticMethod)
+        out = torch.empty(spans.tensor.shape, dtype=spans.dtype)
+        for span in spans:
+            change = self._scale * self._method.merge(span.deltas, self._known)
+            out.view(-1)[span.start : span.stop] = span.base.float() + change
+        return out
 
     def _applies(self, tensor: TensorPlan) -> bool:
         """Whether the method is for this tensor, and not only for matrices."""

@@ -11,7 +11,7 @@ from massmerge.bundle.layout import CARD, HEADS, STATIC_RECIPE
 from massmerge.bundle.manifest import FileEntry, write_manifest
 from massmerge.bundle.parts import Parts, tensor_key
 from massmerge.checkpoints.skeleton import from_matrix
-from massmerge.io.tensor_file import TensorInfo, read_bytes, read_tensor, tensor_bytes, write_stream
+from massmerge.io.tensor_file import TensorInfo, read_tensor, tensor_bytes, write_stream
 from massmerge.merging.card import checkpoint_card
 from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.merging.plan import TensorPlan
@@ -37,7 +37,7 @@ def write_checkpoint_file(prepared: OpenedRecipe, parts: Parts, task: int | None
         return
     merged = _merged(prepared, parts)
     infos = _infos(prepared, merged)
-    data = (read_bytes(merged[name]) if name in merged else base_bytes(prepared, name) for name in infos)
+    data = (merged[name] if name in merged else base_bytes(prepared, name) for name in infos)
     write_stream(path, infos, data)
 
 
@@ -97,13 +97,13 @@ def _write_restored(
         for name in sorted({*prepared.base.slots, *tensors})
     }
 
-    def data(name: str) -> memoryview | bytearray:
+    def data(name: str) -> memoryview | TensorInfo:
         """Bytes of one tensor of the task's checkpoint."""
         if name not in tensors:
             return base_bytes(prepared, name)
         part = parts[tensors[name]]
         if f"{task}.whole" in part:
-            return read_bytes(part[f"{task}.whole"])
+            return part[f"{task}.whole"]
         change = _restored(prepared, tensors[name], part, task)
         if change is None:
             return base_bytes(prepared, name)
