@@ -18,6 +18,7 @@ from functools import partial
 
 from massmerge.errors import DamageError
 from massmerge.model.generative import Generative
+from massmerge.routing.sessions import Sessions
 from massmerge.serve.batching import ANSWERS
 from massmerge.serve.errors import ServiceError
 from massmerge.serve.logs import without_values
@@ -58,17 +59,19 @@ class TextWriter:
         model: gives the model; a reload changes what it gives, and texts that have begun are finished by the old one.
         size: prompts that are written for at once.
         limit: prompts that may wait.
+        sessions: where the sessions of prompts are remembered.
         begin: runs first in the thread.
         hear: called with the number of prompts of each step and the seconds that it took.
         died: called in the event loop with what ended the thread, if it was not `close`. Nothing is written after that.
     """
 
     def __init__(
-        self, model: Callable[[], Generative], *, size: int, limit: int, begin: Callable[[], None] = lambda: None,
+        self, model: Callable[[], Generative], *, size: int, limit: int, sessions: Sessions,
+        begin: Callable[[], None] = lambda: None,
         hear: Callable[[int, float], None] = lambda size, seconds: None,
         died: Callable[[BaseException], None] = lambda error: None,
     ) -> None:  # fmt: skip
-        self._model, self._size, self._limit = model, size, limit
+        self._model, self._size, self._limit, self._sessions = model, size, limit, sessions
         self._begin, self._hear, self._died = begin, hear, died
         self._waiting: deque[TextJob] = deque()
         self._texts: dict[int, Texts[TextJob]] = {}  # by the model that writes them
@@ -168,7 +171,7 @@ class TextWriter:
 
     def _join(self, jobs: list[TextJob]) -> None:
         model = self._model()
-        texts = self._texts.setdefault(id(model), Texts(model))
+        texts = self._texts.setdefault(id(model), Texts(model, self._sessions))
         now = time.monotonic()
         for job in jobs:
             job.began = now
