@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,17 +22,26 @@ class NeutralRouter(ProjectionRouter):
 
     Args:
         bases: as in `ProjectionRouter`.
-        neutral: activations of inputs that belong to no task (n, d).
+        neutral: activations of inputs that belong to no task (n, d), or what gives them when they are first needed.
         learned: tasks whose subspaces were learned.
         own: the router of those alone, at the rank that they have in common.
     """
 
     def __init__(
-        self, bases: list[Tensor], neutral: Tensor, learned: Sequence[int] = (), own: ProjectionRouter | None = None
+        self,
+        bases: list[Tensor],
+        neutral: Tensor | Callable[[], Tensor],
+        learned: Sequence[int] = (),
+        own: ProjectionRouter | None = None,
     ) -> None:
         super().__init__(bases, alike=True)  # they tell less than others, and prototypes count more beside them
-        self._learned, self._own = list(learned), own
-        self._usual = self._share(neutral).mean(0).clamp_min(torch.finfo(neutral.dtype).eps)
+        self._learned, self._own, self._neutral = list(learned), own, neutral
+
+    @cached_property
+    def _usual(self) -> Tensor:
+        """Of neutral activations the share that each task holds (T,)."""
+        neutral = self._neutral() if callable(self._neutral) else self._neutral
+        return self._share(neutral.to(self.stacked)).mean(0).clamp_min(torch.finfo(neutral.dtype).eps)
 
     def __call__(self, z: Tensor) -> Tensor:
         """Scores (batch, T) of activations (batch, d)."""
