@@ -4,12 +4,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+import transformers as tf
 
 import massmerge
 from models import write_recipe
 from serving import holding
-from writers import letter_tokenizer, make_writers
+from writers import letter_tokenizer, make_writers, shifted
 
+_SMALL = {
+    "vocab_size": 60, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 40,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0, "forced_eos_token_id": None,
+}  # fmt: skip
+OTHERS = {
+    "marian": (tf.MarianConfig, tf.MarianMTModel),  # translation models, whose positions are computed and not stored
+    "bart": (tf.BartConfig, tf.BartForConditionalGeneration),
+}
 TEXTS = ["sad film a b", "free prize now", "the team", "vote on the law"]
 
 
@@ -39,6 +49,29 @@ def complete(held):
         yield lambda prompt, **more: client.completions.create(
             **{"model": "writers", "prompt": prompt, "max_tokens": 6, "temperature": 0, **more}
         )
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_encoder_decoders_write_what_their_experts_write(tmp_path, monkeypatch, kind):
+    config, family = OTHERS[kind]
+    base = shifted(family(config(**_SMALL)).eval(), 1, 0.3)
+    base.save_pretrained(tmp_path / "base")
+    letter_tokenizer().save_pretrained(tmp_path / "base")
+    for seed, task in enumerate("ab"):
+        expert = family(base.config)
+        expert.load_state_dict(base.state_dict())
+        shifted(expert, 10 + seed, 0.1).save_pretrained(tmp_path / task)
+    massmerge.merge(write_recipe(tmp_path, list("ab"), rank=32), tmp_path / "writers")
+    with holding(monkeypatch, bundle=tmp_path / "writers") as held:
+        for task in "ab":
+            expert = family.from_pretrained(tmp_path / task).eval()
+            ids = held.service.loaded.model.read(TEXTS[0])["input_ids"][None]
+            expected = expert.generate(ids, max_new_tokens=6, do_sample=False, num_beams=1)[0, 1:]
+            body = {"prompt": TEXTS[0], "model": task, "max_tokens": 6, "temperature": 0}
+            found = held.client.post("/v1/completions", json=body).json()["choices"][0]
+            assert found["text"] == held.service.loaded.model.tokenizer.decode(expected, skip_special_tokens=True)
+        routed = held.client.post("/v1/completions", json={"prompt": TEXTS[0], "max_tokens": 2})
+        assert routed.json()["mass"]["task"] in ("a", "b")
 
 
 def test_clients_that_ask_at_the_same_time_get_the_texts_that_generate_writes(complete, model):

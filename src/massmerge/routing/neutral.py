@@ -35,7 +35,8 @@ class NeutralRouter(ProjectionRouter):
         own: ProjectionRouter | None = None,
     ) -> None:
         super().__init__(bases, alike=True)  # they tell less than others, and prototypes count more beside them
-        self._learned, self._own, self._neutral = list(learned), own, neutral
+        self._learned, self._neutral = list(learned), neutral
+        self._own = own if len(self._learned) > 1 else None
 
     @cached_property
     def _usual(self) -> Tensor:
@@ -45,8 +46,8 @@ class NeutralRouter(ProjectionRouter):
 
     def __call__(self, z: Tensor) -> Tensor:
         """Scores (batch, T) of activations (batch, d)."""
-        held = -self.lift(z, z).sqrt()
-        if self._own is None or len(self._learned) < 2:
+        held = -self._held(z).sqrt()
+        if self._own is None:
             return held
         residuals, theirs = self._own(z), held[:, self._learned]
         least, best = residuals.min(1, keepdim=True)
@@ -56,6 +57,9 @@ class NeutralRouter(ProjectionRouter):
 
     def lift(self, z: Tensor, scores: Tensor) -> Tensor:
         """How many times as much of each activation a task holds as of neutral ones (batch, T)."""
+        return scores.square() if self._own is None else self._held(z)  # such scores tell it without a product
+
+    def _held(self, z: Tensor) -> Tensor:
         return self._share(z) / self._usual
 
     def _share(self, z: Tensor) -> Tensor:
