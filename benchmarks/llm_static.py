@@ -24,7 +24,7 @@ from benchmarks.suites.llm.experts import KINDS, form_of
 from benchmarks.suites.llm.recipe import NEW_TOKENS, recipe, write_files
 from benchmarks.suites.llm.tasks import TASKS, data_folder
 from benchmarks.suites.splits import read_split
-from massmerge.merging.open_recipe import open_recipe
+from massmerge.evaluation.from_recipe import open_sources
 from massmerge.recipe import Recipe
 from massmerge.research.peers import PEERS
 
@@ -62,7 +62,7 @@ def answers(model: Path, prompts: list[str]) -> list[str]:
 
 def peers_answers(recipe_file: Path, name: str, prompts: list[str], tasks: list[str]) -> list[str]:
     """What a routed peer answers, greedily."""
-    sources = open_recipe(Recipe.load(recipe_file), recipe_file.parent, download=False)
+    sources = open_sources(Recipe.load(recipe_file), recipe_file.parent)
     peer = PEERS[name](sources)
     found = peer.outcomes(prompts, tasks, batch_size=BATCH, max_new_tokens=NEW_TOKENS, do_sample=False)
     return [str(free.label or "") for free, _ in found]
