@@ -1,6 +1,6 @@
 """CPU time of a mixed batch of eight LoRA adapters of a Llama, as ratios to PEFT.
 
-    python benchmarks/generate_cost.py [--repeats 3] [--prompt 48] [--new 16]
+    python benchmarks/generate_cost.py [--repeats 3] [--prompt 48] [--new 16 4]
 
 A Llama of SmolLM2-135M's size with random weights, and eight LoRA adapters of rank 8 on all linear layers; one batch of 8
 prompts of different lengths, one per task. Every side generates as many tokens for the same prompts. PEFT with the adapter
@@ -62,7 +62,7 @@ def padded(rows: list[Tensor]) -> dict[str, Tensor]:
 
 
 def sides_of(path: Path, longest: int, options: dict[str, Any]) -> dict[str, Callable[[], Any]]:
-    """What is compared."""
+    """What is compared; `options` are read at each call."""
     model = mm.load(path, check=False)
     base = LlamaForCausalLM.from_pretrained(path.parent / "base").eval()
     peft = PeftModel.from_pretrained(base, path.parent / "a", adapter_name="a").eval()
@@ -106,19 +106,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--prompt", type=int, default=48, help="tokens of the longest prompt")
-    parser.add_argument("--new", type=int, default=16, help="new tokens")
+    parser.add_argument("--new", type=int, nargs="+", default=[16, 4], help="new tokens, of one table after the other")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    options = {"max_new_tokens": asked.new, "min_new_tokens": asked.new}
+    options: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary, torch.inference_mode():
         sides = sides_of(make_bundle(Path(temporary)), asked.prompt, options)
-        found = medians(sides, asked.repeats)
+        for new in asked.new:
+            options |= {"max_new_tokens": new, "min_new_tokens": new}
+            print(f"\n{new} new tokens\n")
+            show(medians(sides, asked.repeats))
+
+
+def show(found: dict[str, float]) -> None:
+    """Print a table."""
     known, mixed = (found[name] for name in list(found)[:2])
     print("| case | CPU seconds | times PEFT, known | times PEFT, mixed |\n|---|---|---|---|")
     for name, seconds in found.items():
-        print(f"| {name} | {seconds:.2f} | {seconds / known:.2f} | {seconds / mixed:.2f} |")
+        print(f"| {name} | {seconds:.2f} | {seconds / known:.2f} | {seconds / mixed:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

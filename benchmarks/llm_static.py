@@ -1,13 +1,14 @@
-"""Static merges of the adapters beside the bundle: `python benchmarks/llm_static.py --set chat [--rows 15]`.
+"""Static merges and routed peers beside the bundle: `python benchmarks/llm_static.py --set chat [--rows 15]`.
 
-One merged checkpoint answers all prompts; right answers as in `benchmarks/llm_table.py`, whose kept answers of the adapters
-they are compared with.
+One merged checkpoint answers all prompts, or a peer that mixes the adapters for each token; right answers as in
+`benchmarks/llm_table.py`, whose kept answers of the adapters they are compared with.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,15 @@ import massmerge as mm
 from benchmarks.llm_table import BATCH, is_right, kept, share
 from benchmarks.suites.llm.backbone import folder, make_base
 from benchmarks.suites.llm.experts import KINDS, form_of
-from benchmarks.suites.llm.recipe import NEW_TOKENS, recipe
+from benchmarks.suites.llm.recipe import NEW_TOKENS, recipe, write_files
 from benchmarks.suites.llm.tasks import TASKS, data_folder
 from benchmarks.suites.splits import read_split
+from massmerge.evaluation.from_recipe import open_sources
+from massmerge.recipe import Recipe
+from massmerge.research.peers import PEERS
 
-METHODS = ("none", "average", "task_arithmetic", "ties", "tsv_m")
-"""`none` is the base itself."""
+METHODS = ("none", "average", "task_arithmetic", "ties", "tsv_m", "smile_1", "arrow")
+"""`none` is the base itself; the last ones are routed peers, with their published options."""
 
 
 def make_merged(kind: Any, method: str) -> Path:
@@ -56,6 +60,22 @@ def answers(model: Path, prompts: list[str]) -> list[str]:
     return texts
 
 
+def peers_answers(recipe_file: Path, name: str, prompts: list[str], tasks: list[str]) -> list[str]:
+    """What a routed peer answers, greedily."""
+    sources = open_sources(Recipe.load(recipe_file), recipe_file.parent)
+    peer = PEERS[name](sources)
+    found = peer.outcomes(prompts, tasks, batch_size=BATCH, max_new_tokens=NEW_TOKENS, do_sample=False)
+    return [str(free.label or "") for free, _ in found]
+
+
+def answers_by(kind: Any, method: str, prompts: list[str], rows: int) -> list[str]:
+    """What a method answers; so many prompts are of each task, one after the other."""
+    if method in PEERS:
+        tasks = [task for task in TASKS for _ in range(rows)]
+        return peers_answers(write_files(kind, list(TASKS))[0], method, prompts, tasks)
+    return answers(make_merged(kind, method), prompts)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -73,7 +93,7 @@ def main() -> None:
     for method in options.methods.split(","):
         where = own.with_name(f"{options.kind}-{method}-{options.rows}.json")
         prompts = [prompt for task in TASKS for prompt in rows[task][0][: options.rows]]
-        found = kept(where, lambda: answers(make_merged(options.kind, method), prompts))  # noqa: B023
+        found = kept(where, partial(answers_by, options.kind, method, prompts, options.rows))
         right, normalised, same = [], [], []
         for place, task in enumerate(TASKS):
             given = found[place * options.rows : (place + 1) * options.rows]

@@ -122,6 +122,7 @@ class FakeModel:
 
     def route(self, rows, *, task=None, batch_size=32, session=None, memory=None):
         """Of every text the first word is its task, `none` that of no task."""
+        self.sessions = None if session is None else (list(session), memory)
         self.batches.append((list(rows), task, "route", 0))
         assert self.gate.wait(30)
         if "poison" in rows:

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from importlib.util import find_spec
 
 import pyarrow
@@ -134,6 +135,13 @@ def test_the_demo_of_a_language_model_chats_and_shows_which_adapter_answered(tmp
     assert [answer["prompt"] for answer in again["answers"]] == ["free prize", "a team"]
     assert all(f"\n{answer['task']}  " in done.output for answer in again["answers"])
     assert run("demo", "--llm", "--tiny").exit_code == 2
+
+
+def test_the_base_is_unpacked_without_bars_of_transformers(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(smollm, "_installed", lambda: tmp_path / "base.gguf")
+    monkeypatch.setattr(smollm, "write_plain", lambda file, target: sys.stderr.write("a bar"))
+    assert smollm.write_smollm(tmp_path / "base")
+    assert not capsys.readouterr().err
 
 
 def test_without_the_base_of_the_language_model_the_demo_says_what_to_install(tmp_path, monkeypatch):

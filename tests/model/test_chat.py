@@ -12,6 +12,7 @@ from massmerge.cli.main import main
 from massmerge.model.chat import empty_prompt, is_conversation, last_turn, render
 from massmerge.model.inputs import several
 from massmerge.model.route.decide import cast_votes
+from massmerge.model.route.first_pass import FirstPass
 from massmerge.routing.neutral import NeutralRouter
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.routing.selection import vote
@@ -154,6 +155,18 @@ def test_adapters_with_random_starts_are_compared_with_the_empty_prompt(bundle, 
     expected = NeutralRouter(router.bases, neutral.rows)
     z = first.first_pass(model.core.batch([model.read("a team"), model.read(MESSAGES[:2])]))[0].rows
     assert torch.allclose(router(z), expected(z), atol=1e-5)
+
+
+def test_the_empty_prompt_is_read_with_the_first_prompt_that_is_routed(bundle, monkeypatch):
+    read, real = [], FirstPass.collect
+    monkeypatch.setattr(FirstPass, "collect", lambda self, inputs: read.append(inputs) or real(self, inputs))
+    model = massmerge.load(bundle)
+    model.generate("a team", task="a", max_new_tokens=1)
+    assert not read
+    model.route("a team")
+    assert len(read) == 2
+    model.route("a team")
+    assert len(read) == 3
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ import transformers as tf
 import massmerge
 from massmerge import InputError
 from massmerge.model.answers import Routing
+from massmerge.model.decode import StepDecoder
 from massmerge.model.decode.pieces import GrowingText
+from massmerge.model.speed import lengths
 from writers import NEW, dense_tokens, dense_writer, letter_tokenizer, prompts, writer_bundle
 
 KINDS = ["gpt2", "llama untied"]
@@ -63,6 +65,17 @@ def test_a_mixed_batch_writes_what_each_prompt_alone_gets_from_a_dense_checkpoin
     ready = [decoder.prompt(row, given(*s), max_new_tokens=NEW) for s, row in zip(SETS, prompts(kind), strict=True)]
     found = written_in_order(decoder, decoder.admit(ready))
     assert found == alone(kind)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama untied"])
+def test_prompts_are_read_in_groups_of_similar_length_and_get_the_same_texts(model, alone, kind, monkeypatch):
+    monkeypatch.setattr(lengths, "_TOKENS", 8)
+    read, real = [], StepDecoder._read
+    monkeypatch.setattr(StepDecoder, "_read", lambda self, rows: read.append(rows) or real(self, rows))
+    decoder = model(kind).decoder()
+    ready = [decoder.prompt(row, given(*s), max_new_tokens=NEW) for s, row in zip(SETS, prompts(kind), strict=True)]
+    assert written_in_order(decoder, decoder.admit(ready)) == alone(kind)
+    assert [sorted(row.prompt.ids.shape[1] for row in rows) for rows in read] == [[6, 7], [3, 4, 5]]
 
 
 def written_in_order(decoder, ids) -> list[list[int]]:

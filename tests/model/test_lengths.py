@@ -37,6 +37,12 @@ def test_a_batch_without_padding_stays_as_it_is(small_groups):
     assert length_groups(batch_of([4] * 6)) == [list(range(6))]
 
 
+def test_a_few_rows_are_divided_where_they_have_many_tokens():
+    sizes = [40, 48, 34, 46, 36, 44, 38, 42]
+    assert [sorted(group) for group in length_groups(batch_of(sizes))] == [[1, 3, 5, 7], [0, 2, 4, 6]]
+    assert len(length_groups(batch_of([size // 8 for size in sizes]))) == 1
+
+
 def test_only_padding_is_cut_off():
     batch = batch_of([2, 5, 3])
     found = trimmed(batch, [2, 0])

@@ -4,6 +4,7 @@ import pytest
 
 import massmerge
 from massmerge.model.load import load_routing
+from massmerge.model.speed import packed
 from massmerge.routing.sessions import Sessions
 from models import FAMILIES, family_bundle, rows_of, with_options, write_family
 
@@ -19,6 +20,19 @@ def test_it_routes_as_the_whole_model_does_and_holds_less_of_the_base(root, name
     assert [r.selected for r in part.route(rows)] == [r.selected for r in whole.route(rows)]
     assert part.route(rows)[0].residuals == pytest.approx(whole.route(rows)[0].residuals, abs=1e-5)
     assert base_bytes(part) < 0.85 * base_bytes(whole)
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "llama"])
+def test_weights_that_are_read_into_memory_are_held_once_in_the_processors_layout(root, monkeypatch, name):
+    monkeypatch.setattr(packed, "_LEAST_VALUES", 0)
+    bundle, rows = family_bundle(root, name), rows_of(FAMILIES[name].make_inputs(3))
+    rows += [{"input_ids": rows[0]["input_ids"][:2]}]  # fewer tokens than are worth packing
+    part = load_routing(bundle, mapped=False)
+    packs = [m for m in part.core.base.modules() if isinstance(m, packed.PackedLinear) and m.pack._packed is not None]
+    assert packs and not any(layer.weight.numel() for layer in packs)
+    for row in rows:
+        whole = massmerge.load(bundle).route([row])[0]
+        assert part.route([row])[0].residuals == pytest.approx(whole.residuals, abs=1e-5)
 
 
 def test_blocks_behind_the_last_voting_site_are_dropped_and_all_before_it_are_kept(root, tmp_path):

@@ -90,6 +90,25 @@ def test_a_seed_repeats_a_text_and_a_stop_string_ends_it(client):
     assert ended.message.content == first[: first.index(letter)] and ended.finish_reason == "stop"
 
 
+def test_prompts_of_a_session_are_routed_together_and_nothing_of_them_is_kept(held, client, model):
+    texts, memory = ["free prize, call", "sad film"], massmerge.Sessions()
+    alone = model.route(texts)
+    together = [model.route([text], session="x", memory=memory)[0] for text in texts]
+    assert together[1].confidence != pytest.approx(alone[1].confidence, abs=1e-3)
+
+    def confidence(text, **more):
+        found = client.completions.create(model="writers", prompt=text, max_tokens=1, **more)
+        return pytest.approx(found.mass["confidence"], abs=1e-4)
+
+    assert [confidence(text, extra_body={"session": "talk-7"}) for text in texts] == [r.confidence for r in together]
+    assert confidence(texts[1], extra_body={"session": "another"}) == alone[1].confidence
+    assert confidence(texts[1]) == alone[1].confidence
+    told = client.chat.completions.create(**asked(max_tokens=1), extra_body={"session": "talk-8"})
+    assert told.mass["task"] and held.metric("mass_sessions") == 3
+    kept = [table for table in held.service._sessions._tables.values() for table in table.values()]
+    assert all(set(vars(one)) == {"total", "weight", "used"} for one in kept)  # sums of scores, and nothing else
+
+
 def test_curl_reads_events(held):
     body = json.dumps(asked(stream=True))
     command = ["curl", "-sN", f"{held.client.base_url}{CHAT}", "-H", "Content-Type: application/json", "-d", body]
@@ -106,6 +125,7 @@ def test_curl_reads_events(held):
         ({"temperature": -1}, 400, "temperature"),
         ({"tools": []}, 400, "tools"),
         ({"stop": [""]}, 400, "stop"),
+        ({"session": ""}, 400, "session"),
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "user", "content": "a " * 200}]}, 400, None),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, 400, None),

@@ -302,6 +302,9 @@ def test_a_text_is_shown_while_it_is_written_and_can_be_stopped(tab, root, monke
         tab.locator(".used", has_text="written").wait_for()
         tab.locator("#history button").nth(1).click()
         assert written.inner_text().startswith(so_far) and "free prize" in tab.locator(".asked").inner_text()
+        tab.get_by_role("link", name="Bundle").click()
+        assert "text" in tab.get_by_role("region", name="Tasks").get_by_role("row").nth(1).inner_text()
+        tab.locator("dd", has_text="16: A0.mean, A0.last, O0.mean, O0.last, …, D1.last").wait_for()
 
 
 @needs_chromium

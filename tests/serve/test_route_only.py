@@ -94,6 +94,15 @@ def test_the_model_becomes_the_task_and_the_answer_comes_back_as_it_is(proxy, be
     assert text.model == "spam" and behind.asked[-1][0]["prompt"] == "spam or not"
 
 
+def test_a_session_counts_in_the_choice_and_does_not_go_on(proxy, behind):
+    answer = proxy.client.post(CHAT, json=chat("topic", session="talk-7"))
+    assert answer.status_code == 200 and "session" not in behind.asked[-1][0]
+    assert proxy.model.sessions[0] == ["talk-7"] and proxy.model.sessions[1] is proxy.service._sessions
+    named = proxy.client.post(CHAT, json=chat("topic", model="spam", session="talk-7"))
+    assert named.status_code == 200 and "session" not in behind.asked[-1][0]
+    assert error_of(proxy.client.post(CHAT, json=chat("topic", session=7))) == (400, "invalid")
+
+
 def test_a_stream_passes_through_while_it_is_written(proxy, behind):
     behind.gate.clear()
     with proxy.client.stream("POST", CHAT, json=chat("topic", model="bundle", stream=True)) as answer:

@@ -10,6 +10,7 @@ import torch
 from massmerge.errors import DamageError, InputError
 from massmerge.model.answers import Routing
 from massmerge.model.decode import Piece
+from massmerge.routing.sessions import Sessions
 from massmerge.serve.errors import ServiceError
 from massmerge.serve.texts import Ask
 from massmerge.serve.writing import TextWriter
@@ -77,7 +78,7 @@ def run(test, **options):
     async def all_of_it():
         model, died = FakeWriter(), []
         models = [model]
-        given = {"size": 4, "limit": 2, "died": died.append, **options}
+        given = {"size": 4, "limit": 2, "sessions": Sessions(), "died": died.append, **options}
         writer = TextWriter(lambda: models[-1], **given)
         try:
             await asyncio.wait_for(test(writer, models, died), 30)

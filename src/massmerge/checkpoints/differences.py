@@ -13,10 +13,15 @@ from massmerge.io.tensor_file import TensorInfo
 _ALL = 200  # "every tensor that differs": cut only where a terminal would drown
 
 
-def dispensable(match: Match, parts: Split) -> list[str]:
+def dispensable(skeleton: Skeleton, match: Match, parts: Split) -> list[str]:
     """Tensors that the file lacks and a backbone answers without: a pooler that nothing reads, a mask for pretraining."""
     missing = [name for name in match.missing if name in parts.backbone]
-    return [n for n in missing if n.endswith("mask_token") or (n.startswith("pooler.") and not parts.head)]
+    computed = (
+        getattr(skeleton.model, "_keys_to_ignore_on_save", None) or []
+    )  # such as Marian's positions: sines, never stored
+    return [
+        n for n in missing if n.endswith("mask_token") or n in computed or (n.startswith("pooler.") and not parts.head)
+    ]
 
 
 def inside(names: list[str], skeleton: Skeleton, base: Base) -> list[str]:

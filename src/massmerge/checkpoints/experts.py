@@ -214,7 +214,7 @@ def open_full_expert(source: Source, base: Base) -> FullExpert:
     found = task_model(source, base)
     skeleton, store, match = found.skeleton, found.store, found.match
     parts = split(skeleton, base.skeleton)
-    spare = dispensable(match, parts)
+    spare = dispensable(skeleton, match, parts)
     strange = inside(match.unexpected, skeleton, base)
     refuse_differences(skeleton, match, parts, base, spare, strange)
     readings = {parts.backbone[name]: r for name, r in match.readings.items() if name in parts.backbone}

@@ -46,7 +46,7 @@ from massmerge.model.second_pass.first_token import first_token_layers
 from massmerge.model.second_pass.install import PROBE_BATCH, Observed, observe
 from massmerge.model.second_pass.sets import Sets
 from massmerge.model.speed import plain
-from massmerge.model.speed.packed import pack_layers
+from massmerge.model.speed.packed import pack_alone, pack_layers
 from massmerge.model.trees import shared_copy
 from massmerge.routing import Site
 from massmerge.routing.confidence import DATA_FREE, ConfidenceRule
@@ -220,6 +220,8 @@ def _load_routing(
         _ = look.router  # made now: tasks' files are not read later
     drop_unused(base, [look.first_pass for look in looks])
     if not mapped:
+        for look in looks:  # mapped values lie in the file; of those in memory one copy is enough
+            pack_alone(look.first_pass.model)
         _own_memory(base)
     return RoutingModel(_make_core(bundle, base, place, {}, stages, watch if mapped else None), stages)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,22 +22,32 @@ class NeutralRouter(ProjectionRouter):
 
     Args:
         bases: as in `ProjectionRouter`.
-        neutral: activations of inputs that belong to no task (n, d).
+        neutral: activations of inputs that belong to no task (n, d), or what gives them when they are first needed.
         learned: tasks whose subspaces were learned.
         own: the router of those alone, at the rank that they have in common.
     """
 
     def __init__(
-        self, bases: list[Tensor], neutral: Tensor, learned: Sequence[int] = (), own: ProjectionRouter | None = None
+        self,
+        bases: list[Tensor],
+        neutral: Tensor | Callable[[], Tensor],
+        learned: Sequence[int] = (),
+        own: ProjectionRouter | None = None,
     ) -> None:
         super().__init__(bases, alike=True)  # they tell less than others, and prototypes count more beside them
-        self._learned, self._own = list(learned), own
-        self._usual = self._share(neutral).mean(0).clamp_min(torch.finfo(neutral.dtype).eps)
+        self._learned, self._neutral = list(learned), neutral
+        self._own = own if len(self._learned) > 1 else None
+
+    @cached_property
+    def _usual(self) -> Tensor:
+        """Of neutral activations the share that each task holds (T,)."""
+        neutral = self._neutral() if callable(self._neutral) else self._neutral
+        return self._share(neutral.to(self.stacked)).mean(0).clamp_min(torch.finfo(neutral.dtype).eps)
 
     def __call__(self, z: Tensor) -> Tensor:
         """Scores (batch, T) of activations (batch, d)."""
-        held = -self.lift(z, z).sqrt()
-        if self._own is None or len(self._learned) < 2:
+        held = -self._held(z).sqrt()
+        if self._own is None:
             return held
         residuals, theirs = self._own(z), held[:, self._learned]
         least, best = residuals.min(1, keepdim=True)
@@ -46,6 +57,9 @@ class NeutralRouter(ProjectionRouter):
 
     def lift(self, z: Tensor, scores: Tensor) -> Tensor:
         """How many times as much of each activation a task holds as of neutral ones (batch, T)."""
+        return scores.square() if self._own is None else self._held(z)  # such scores tell it without a product
+
+    def _held(self, z: Tensor) -> Tensor:
         return self._share(z) / self._usual
 
     def _share(self, z: Tensor) -> Tensor:

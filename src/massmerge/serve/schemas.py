@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 _TEXT = "win a free prize now"
+SessionKey = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+"""A key of the source, such as the id of a conversation."""
 
 
 class _Given(BaseModel):
@@ -42,10 +44,8 @@ class Options(_Given):
     route: Literal["input", "batch"] = Field(
         default="input", description="Decide for each input, or once for all inputs of this request."
     )
-    session: str | None = Field(
+    session: SessionKey | None = Field(
         default=None,
-        min_length=1,
-        max_length=200,
         description="A key of the source: inputs of recent requests with the same key count in the choice of the task.",
     )
     explain: bool = Field(default=False, description="Include an explanation: residuals, weights, heads, timings.")
@@ -103,9 +103,7 @@ class RouteRequest(_Given):
         default=None, min_length=1, max_length=1000, description="Choose among these tasks only."
     )
     top_k: int = Field(default=3, ge=1, le=1000, description="How many tasks to return, the best included.")
-    session: str | None = Field(
-        default=None, min_length=1, max_length=200, description="As in `/v1/predict`: a key of the source."
-    )
+    session: SessionKey | None = Field(default=None, description="As in `/v1/predict`: a key of the source.")
 
 
 class HuggingFaceParameters(_Given):

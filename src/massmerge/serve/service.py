@@ -55,6 +55,7 @@ class Service:
         self._batcher: Batcher | None = None
         self._decoder: Decoder | None = None
         self._writer: TextWriter | None = None
+        self._sessions = Sessions(expiry=settings.session_expiry, limit=settings.sessions)
         kept = settings.reservoir
         self.reservoir = None if kept is None else Reservoir(kept, settings.reservoir_size)
         self.upstream: Upstream | None = None
@@ -66,8 +67,7 @@ class Service:
 
     def start(self) -> None:
         """Begin to load; the service is alive at once, and ready when that is done."""
-        settings = self.settings
-        sessions = Sessions(expiry=settings.session_expiry, limit=settings.sessions)
+        settings, sessions = self.settings, self._sessions
         worker = Worker(self._model, max_text=settings.max_text, max_pixels=settings.max_pixels, sessions=sessions)
         self._batcher = Batcher(
             worker, size=settings.batch_size, wait=settings.batch_wait / 1000, limit=settings.queue,
@@ -178,7 +178,7 @@ class Service:
         if self._writer is None:
             self._writer = TextWriter(
                 lambda: cast(Generative, self._model()), size=self.settings.batch_size, limit=self.settings.queue,
-                begin=self._set_threads, hear=self.metrics.batch, died=self._died,
+                sessions=self._sessions, begin=self._set_threads, hear=self.metrics.batch, died=self._died,
             )  # fmt: skip
         return self._writer
 

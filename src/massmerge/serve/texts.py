@@ -15,6 +15,7 @@ from massmerge.model.answers import Routing
 from massmerge.model.decode import Piece
 from massmerge.model.generative import Generative
 from massmerge.model.inputs import CutRow, positions
+from massmerge.routing.sessions import Sessions
 from massmerge.serve.errors import ServiceError
 from massmerge.serve.logs import without_values
 
@@ -39,6 +40,8 @@ class Ask:
     """How many of the most probable tokens are wanted beside each one's own."""
     options: dict[str, Any] = field(default_factory=dict)
     """Of transformers' `generate`."""
+    session: str | None = None
+    """A key of the conversation, whose prompts share evidence of their task."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +96,11 @@ class Texts(Generic[_K]):
 
     Args:
         model: a model that writes.
+        sessions: where the sessions of prompts are remembered.
     """
 
-    def __init__(self, model: Generative) -> None:
-        self._model = model
+    def __init__(self, model: Generative, sessions: Sessions) -> None:
+        self._model, self._sessions = model, sessions
         try:
             self._steps: Steps = model.decoder()
         except InputError:  # an encoder-decoder
@@ -112,7 +116,8 @@ class Texts(Generic[_K]):
     def join(self, asked: Sequence[tuple[_K, Ask]]) -> Iterator[tuple[_K, Begun | ServiceError]]:
         """Begin texts at the next step; how each prompt was routed, or why it cannot be answered."""
         rows = [_or_error(partial(self._model.read, ask.prompt)) for _, ask in asked]
-        free = [row for (_, ask), row in zip(asked, rows, strict=True) if ask.task is None and isinstance(row, dict)]
+        pairs = zip((ask for _, ask in asked), rows, strict=True)
+        free = [(row, ask.session) for ask, row in pairs if ask.task is None and isinstance(row, dict)]
         routings = iter(self._routings(free))
         for (key, ask), row in zip(asked, rows, strict=True):
             if isinstance(row, ServiceError):
@@ -121,14 +126,16 @@ class Texts(Generic[_K]):
             routing = next(routings) if ask.task is None else _given(ask.task)
             yield key, routing if isinstance(routing, ServiceError) else self._begin(key, ask, row, routing)
 
-    def _routings(self, rows: list[Any]) -> list[Routing | ServiceError]:
-        """Routings of prompts in one batch; if they cannot run together, of each by itself."""
-        if not rows:
+    def _routings(self, asked: list[tuple[Any, str | None]]) -> list[Routing | ServiceError]:
+        """Routings of prompts, each with its session, in one batch; if they cannot run together, of each by itself."""
+        if not asked:
             return []
-        found = _or_error(lambda: self._model.route(rows, batch_size=len(rows)))
+        rows, keys = [row for row, _ in asked], [key for _, key in asked]
+        known: dict[str, Any] = {"session": keys, "memory": self._sessions} if any(keys) else {}
+        found = _or_error(lambda: self._model.route(rows, batch_size=len(rows), **known))
         if isinstance(found, list):
             return found
-        return [found] if len(rows) == 1 else [one for row in rows for one in self._routings([row])]
+        return [found] if len(asked) == 1 else [one for each in asked for one in self._routings([each])]
 
     def _begin(self, key: _K, ask: Ask, row: Any, routing: Routing) -> Begun | ServiceError:
         if not routing.selected:

@@ -16,6 +16,7 @@ from typing import Any
 
 from massmerge.errors import DamageError
 from massmerge.model.generative import Generative
+from massmerge.routing.sessions import Sessions
 from massmerge.serve.errors import ServiceError
 from massmerge.serve.logs import without_values
 from massmerge.serve.queue_thread import QueueThread
@@ -56,12 +57,15 @@ class TextWriter(QueueThread[TextJob]):
         model: gives the model; a reload changes what it gives, and texts that have begun are finished by the old one.
         size: prompts that are written for at once.
         limit: prompts that may wait.
+        sessions: where the sessions of prompts are remembered.
         options: those of `QueueThread`.
     """
 
-    def __init__(self, model: Callable[[], Generative], *, size: int, limit: int, **options: Any) -> None:
+    def __init__(
+        self, model: Callable[[], Generative], *, size: int, limit: int, sessions: Sessions, **options: Any
+    ) -> None:
         super().__init__(limit, "prompts", **options)
-        self._model, self._size = model, size
+        self._model, self._size, self._sessions = model, size, sessions
         self._texts: dict[int, Texts[TextJob]] = {}  # by the model that writes them
         self._thread.start()
 
@@ -128,7 +132,7 @@ class TextWriter(QueueThread[TextJob]):
 
     def _join(self, jobs: list[TextJob]) -> None:
         model = self._model()
-        texts = self._texts.setdefault(id(model), Texts(model))
+        texts = self._texts.setdefault(id(model), Texts(model, self._sessions))
         now = time.monotonic()
         for job in jobs:
             job.began = now

@@ -51,8 +51,9 @@ def show_llm(folder: Path, *, quiet: bool) -> dict[str, Any]:
         )
     )
     say(f"\n   adapters {', '.join(path.name for path in sorted((folder / 'experts').iterdir()))}: rank 8, in {folder}")
+    say("   base     SmolLM2-135M-Instruct: the first time a download, and a minute to unpack it")
     wrote = write_smollm(folder / "base")
-    say(f"   base     SmolLM2-135M-Instruct, {'written to' if wrote else 'found in'} {folder / 'base'}")
+    say(f"            {'written to' if wrote else 'found in'} {folder / 'base'}")
     _merge(folder, say)
     model = load(folder / "out")
     answers = [_chat(model, text, say) for text in TURNS]

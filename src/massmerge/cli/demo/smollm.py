@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from contextlib import redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,7 +37,9 @@ def write_smollm(target: Path) -> bool:
     shutil.rmtree(target, ignore_errors=True)
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory(prefix="mass-demo-") as temporary:
-        write_plain(_installed() or _downloaded(Path(temporary)), target)
+        file = _installed() or _downloaded(Path(temporary))
+        with redirect_stderr(io.StringIO()):  # transformers draws a bar there for its tensors, unasked
+            write_plain(file, target)
     return True
 
 

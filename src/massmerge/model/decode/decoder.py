@@ -25,6 +25,7 @@ from massmerge.model.decode.prompt import Prompt, prepare, steps_alone
 from massmerge.model.prompts import NOT_FINITE, Writing
 from massmerge.model.second_pass.segments import Segment, Segments, running
 from massmerge.model.second_pass.sets import Sets
+from massmerge.model.speed.lengths import grouped
 
 
 @dataclass
@@ -160,14 +161,21 @@ class StepDecoder:
         return self._forward(self._rows, ids, self._cache)
 
     def _join(self) -> Tensor:
-        """The same of the rows that wait, which run from now on."""
-        rows = sorted(self._waiting, key=lambda row: row.order)
+        """The same of the rows that wait, which run from now on; they are read in groups of similar length."""
+        groups = grouped([row.ids.shape[1] for row in self._waiting], self._model.device)
+        parts = [[self._waiting[i] for i in own] for own in groups]
+        logits = [self._read(sorted(rows, key=lambda row: row.order)) for rows in parts]
+        self._waiting = []
+        return torch.cat(logits)
+
+    def _read(self, rows: list[_Row]) -> Tensor:
+        """The same of some rows, which join those that run."""
         longest = max(row.ids.shape[1] for row in rows)
         padded = [torch.nn.functional.pad(row.ids, (longest - row.ids.shape[1], 0)) for row in rows]
         cache = DynamicCache()
         logits = self._forward(rows, torch.cat(padded), cache)
         self._cache = join(self._cache, cache) if self._rows else cache
-        self._rows, self._waiting = self._rows + rows, []
+        self._rows = self._rows + rows
         return logits
 
     def _forward(self, rows: list[_Row], ids: Tensor, cache: DynamicCache) -> Tensor:

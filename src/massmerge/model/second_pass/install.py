@@ -127,6 +127,8 @@ class SecondPass:
         """Whether the module at that path is a layer with an update of its own, called as one."""
         module = self._module(path)
         kinds = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding, nn.LayerNorm)
+        if isinstance(module, nn.Embedding) and type(module).forward is not nn.Embedding.forward:
+            return False  # scales what it looks up (Gemma, BART), or takes no ids at all (BART's positions)
         return isinstance(module, kinds) and path in where and getattr(module, "groups", 1) == 1
 
     def _module(self, path: str) -> nn.Module:

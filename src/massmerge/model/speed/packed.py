@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -79,6 +80,7 @@ class _Pack:
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
         self._packed: Tensor | None = None
+        self._alone = False
         self._uses = _USES if at_once() else 0
         self._lock = threading.Lock()
 
@@ -88,6 +90,8 @@ class _Pack:
 
     def of(self, weight: Tensor, x: Tensor) -> Tensor | None:
         """The packed weight, for a product with these rows; none where the plain one is to be taken."""
+        if weight is self.weight and self._alone:
+            return self._packed
         if weight is not self.weight or x.numel() < _LEAST_ROWS * x.shape[-1] or not onednn_takes(weight):
             return None
         if self._packed is None and self._lock.acquire(blocking=False):  # who finds another at it takes the plain one
@@ -99,6 +103,12 @@ class _Pack:
             finally:
                 self._lock.release()
         return self._packed
+
+    def keep_alone(self) -> None:
+        """Pack the weight now, and give up its plain values."""
+        with self._lock:
+            self._packed, self._alone = torch.ops.mkldnn._reorder_linear_weight(self.weight, None), True
+            self.weight.data = self.weight.new_empty(0)
 
 
 def pack_layers(model: nn.Module) -> None:
@@ -115,6 +125,18 @@ def pack_layers(model: nn.Module) -> None:
             layer.__class__ = PackedPatches
             if not _made_of(layer.__dict__.get("on_patches"), layer.weight):
                 layer.__dict__["on_patches"] = _OnPatches(layer)
+
+
+def pack_alone(model: nn.Module) -> None:
+    """Pack the layers now and empty their plain values, for a model that never runs but in inference mode.
+
+    Args:
+        model: one whose layers `pack_layers` has seen; trees over the same tensors are packed with it.
+    """
+    users = Counter(id(module._parameters.get("weight")) for module in model.modules())
+    for layer in model.modules():
+        if isinstance(layer, PackedLinear) and layer.weight.numel() and users[id(layer.weight)] == 1:
+            layer.pack.keep_alone()
 
 
 def _made_of(found: Any, weight: Tensor) -> bool:

@@ -66,7 +66,7 @@ def ask_of(given: ChatRequest | CompletionRequest, settings: ServiceSettings, ta
         message = f"max_tokens: at most {settings.max_new_tokens} are written for one request."
         raise ServiceError(400, "invalid", message, param="max_tokens")
     most = settings.max_new_tokens if wanted is None else wanted
-    return Ask(prompt, task, most, wanted is None, given.seed, logprobs, _options(given))
+    return Ask(prompt, task, most, wanted is None, given.seed, logprobs, _options(given), given.session)
 
 
 def _options(given: WritingOptions) -> dict[str, Any]:

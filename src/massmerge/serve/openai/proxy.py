@@ -16,20 +16,22 @@ from massmerge.serve.errors import ServiceError
 from massmerge.serve.openai.bodies import mass_headers
 from massmerge.serve.openai.upstream import Upstream, error_of, passed_headers
 from massmerge.serve.reading import chat_of
-from massmerge.serve.schemas import Message
+from massmerge.serve.schemas import Message, SessionKey
 from massmerge.serve.service import Service
 from massmerge.serve.streams import Streamed
 from massmerge.serve.worker import Item, SentTokens
 
 _MESSAGES = TypeAdapter(list[Message])
 _TOKENS = TypeAdapter(list[int])
+_SESSION: TypeAdapter[str | None] = TypeAdapter(SessionKey | None)
 
 
 async def forward(service: Service, upstream: Upstream, request: Request) -> Response:
     """The upstream's answer to a request."""
     path = request.url.path
     body = _object(await request.body())
-    model, found = await _model(service, request, body)
+    session = _session(body)
+    model, found = await _model(service, request, body, session)
     request.state.inputs = 1
     sent = upstream.send(path, {**body, "model": model}, request.headers.get("authorization"))
     answer = await service.finished(request, sent, request.state.deadline)
@@ -41,7 +43,9 @@ async def forward(service: Service, upstream: Upstream, request: Request) -> Res
     return Streamed(service, upstream.pieces(answer), answer.status_code, headers, path)
 
 
-async def _model(service: Service, request: Request, body: dict[str, Any]) -> tuple[str, Prediction | None]:
+async def _model(
+    service: Service, request: Request, body: dict[str, Any], session: str | None
+) -> tuple[str, Prediction | None]:
     """The upstream's model, and how it was found; any name but the bundle's is left alone."""
     loaded = service.loaded
     named = body.get("model")
@@ -55,7 +59,7 @@ async def _model(service: Service, request: Request, body: dict[str, Any]) -> tu
         return named, None
     item = _item(body)
     choice = BatchKey(only_route=True)
-    outcome = (await service.answer(request, [item], choice, 1, request.state.deadline))[0]
+    outcome = (await service.answer(request, [item], choice, 1, request.state.deadline, session))[0]
     if isinstance(outcome.result, Fault):
         status = 500 if outcome.result.code == "internal" else 400
         raise ServiceError(status, outcome.result.code, f"The prompt cannot be routed: {outcome.result.message}")
@@ -74,6 +78,15 @@ def _object(body: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ServiceError(400, "invalid", "The body must be a JSON object.")
     return found
+
+
+def _session(body: dict[str, Any]) -> str | None:
+    """The session of a request, taken out of it: the key is this service's, and no upstream knows it."""
+    try:
+        return _SESSION.validate_python(body.pop("session", None), strict=True)
+    except ValidationError:
+        message = "session: give a key of 1 to 200 characters."
+        raise ServiceError(400, "invalid", message, param="session") from None
 
 
 def _item(body: dict[str, Any]) -> Item:

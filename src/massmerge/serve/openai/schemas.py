@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from massmerge.serve.schemas import Message
+from massmerge.serve.schemas import Message, SessionKey
 
 _NEUTRAL = "Only its default is supported."
 
@@ -40,6 +40,9 @@ class WritingOptions(BaseModel):
     n: int = 1
     frequency_penalty: Literal[0] | None = Field(default=None, description=_NEUTRAL)
     presence_penalty: Literal[0] | None = Field(default=None, description=_NEUTRAL)
+    session: SessionKey | None = Field(
+        default=None, description="A key of the conversation: its recent prompts count in the choice of the task."
+    )
     user: str | None = Field(default=None, description="Not read.")
 
     @property

@@ -6,6 +6,7 @@ import { similarityTable } from "./similarity.js";
 import { TrafficPanel } from "./traffic.js";
 
 const HALF = 9; // tasks whose heat map needs no more than its part of the width
+const FEW = 12; // values of a setting that are all shown
 
 /** Draws the bundle once; its traffic is followed while the view is seen. */
 export class BundleView {
@@ -48,17 +49,17 @@ function sizes({ base, sizes: parts, ratio, tasks: all }) {
   );
 }
 
-function tasks({ tasks: all, base }) {
+function tasks({ tasks: all, base, answers }) {
   const row = (task) => el("tr", {},
     el("th", { scope: "row" }, task.name),
-    el("td", {}, labels(task)),
+    el("td", {}, answers === "text" ? "text" : labels(task)),
     el("td", { class: "right" }, bytes(task.bytes)),
     el("td", { class: "right" }, `${number(task.bytes / base.bytes)} ×`),
     el("td", { class: "right" }, rank(task.rank)),
     el("td", { class: "right" }, task.energy === undefined ? "" : percent(task.energy)),
     el("td", {}, task.form ?? ""),
   );
-  const columns = ["task", "labels", "size", "of the base", "rank", "energy kept", "expert"];
+  const columns = ["task", answers === "text" ? "answers" : "labels", "size", "of the base", "rank", "energy kept", "expert"];
   const right = new Set(["size", "of the base", "rank", "energy kept"]);
   const head = (name) => el("th", { scope: "col", class: right.has(name) ? "right" : null }, name);
   return card("whole", "Tasks", "The size of a task's factors and other tensors, without its head.",
@@ -102,8 +103,14 @@ function settings({ tasks: all, router, limits = {}, versions }) {
 
 function setting(value) {
   if (typeof value === "number") return whole(value);
-  if (Array.isArray(value)) return value.join(", ");
+  if (Array.isArray(value)) return listed(value);
   return value !== null && typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
+/** All of a few values; of many, such as the voters of a large decoder, how many there are and which. */
+function listed(values) {
+  if (values.length <= FEW) return values.join(", ");
+  return `${whole(values.length)}: ${values.slice(0, 4).join(", ")}, …, ${values.at(-1)}`;
 }
 
 /** A wide table scrolls by itself, by keyboard too; the page never does. */
