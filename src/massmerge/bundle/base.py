@@ -44,7 +44,9 @@ def referenced_base(bundle: Bundle, config: PretrainedConfig, *, check: bool) ->
     """
     said = bundle.manifest["base"]
     try:
-        base = narrow(open_base(find_source(said["location"], Path(), download=True)), build(config, said["class"]))
+        base = narrow(
+            open_base(find_source(said["location"], Path(), download=True, whole=True)), build(config, said["class"])
+        )
     except InputError as error:
         raise InputError(f"{bundle.path}: its base is stored by reference and is not available: {error}") from None
     if check and base_sha256(base) != said["sha256"]:

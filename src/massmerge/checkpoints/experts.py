@@ -148,7 +148,7 @@ class FullExpert:
     @property
     def at_hand(self) -> bool:
         """Whether the checkpoint was downloaded."""
-        return self.source.path is not None
+        return self.source.at_hand
 
     def changes(self, name: str, base: Base) -> bool:
         """Whether a tensor differs; most do in their first bytes already, so little more is read than what does not."""

@@ -13,6 +13,7 @@ from typing import Any, cast
 import click
 from tqdm import tqdm
 
+from massmerge.bundle.download import find_bundle
 from massmerge.bundle.reader import Bundle
 from massmerge.cli.common import (
     batch_size_option,
@@ -29,6 +30,8 @@ from massmerge.cli.common import (
 from massmerge.cli.writers import FORMATS, choose_format, open_writer
 from massmerge.engines.choose import opened_engine
 from massmerge.errors import InputError, MassError
+from massmerge.io.addresses import is_address
+from massmerge.io.remote_cache import staging_path
 from massmerge.io.rows import TABLE_SUFFIXES, NamedInput, read_inputs
 from massmerge.model.answers import Prediction
 from massmerge.model.load import load
@@ -135,11 +138,11 @@ def _engine_model(
     bundle: str, engine: str, workers: int | None, out: str, loading: dict[str, Any], seen: Callable[[int], object]
 ) -> Iterator[EngineModel]:
     """What answers in the place of a model, with a work folder beside the file of answers."""
-    target = Path(out).resolve()
+    target = (staging_path(out) if is_address(out) else Path(out)).resolve()
     work = target.with_name(f".{target.name}.parts")
     with (
         opened_engine(engine, workers) as chosen,
-        EngineModel.opened(bundle, chosen, work, loading=loading, seen=seen) as answering,
+        EngineModel.opened(find_bundle(bundle), chosen, work, loading=loading, seen=seen) as answering,
     ):
         yield answering
 

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from massmerge.errors import InputError
+from massmerge.io.remote import RemoteFile
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -36,7 +38,7 @@ class TensorInfo:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    path: Path | None = None
+    path: Path | RemoteFile | None = None
     offset: int = 0
 
     @property
@@ -49,14 +51,14 @@ class TensorInfo:
         return self.path is not None and (self.path, self.offset) == (other.path, other.offset)
 
 
-def read_header(path: Path) -> dict[str, TensorInfo]:
+def read_header(path: Path | RemoteFile) -> dict[str, TensorInfo]:
     """The tensors of a safetensors file, from its header alone.
 
     Raises:
         InputError: the file is not a safetensors file, or is truncated.
     """
     try:
-        size = path.stat().st_size
+        size = path.stat().st_size if isinstance(path, Path) else path.size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, _HEADER_LIMIT):
@@ -97,7 +99,7 @@ def _whole(number: Any) -> int:
     return number
 
 
-def _info(entry: dict[str, Any], path: Path, start: int) -> TensorInfo:
+def _info(entry: dict[str, Any], path: Path | RemoteFile, start: int) -> TensorInfo:
     shape = tuple(map(_whole, entry["shape"]))
     begin, stop = map(_whole, entry["data_offsets"])
     info = TensorInfo(shape, DTYPES[str(entry["dtype"])], path, start + begin)
@@ -114,7 +116,7 @@ def read_bytes(info: TensorInfo) -> bytearray:
         file.seek(info.offset)
         view, done = memoryview(data), 0
         while done < len(data):
-            count = file.readinto(view[done:])
+            count = cast(RawIOBase, file).readinto(view[done:])
             if not count:
                 raise InputError(f"{info.path}: truncated while it was being read. Download or save it again.")
             done += count

@@ -145,7 +145,7 @@ def touched_by(prepared: OpenedRecipe, expert: Expert) -> set[str]:
 
 
 def _at_hand(prepared: OpenedRecipe, expert: Expert) -> bool:
-    return prepared.base.source.path is not None and expert.at_hand
+    return prepared.base.source.at_hand and expert.at_hand
 
 
 def _ranks_known(prepared: OpenedRecipe) -> bool:
