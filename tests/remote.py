@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import fsspec
 import pytest
@@ -21,13 +22,13 @@ class FlakyFileSystem(MemoryFileSystem):
     """Memory that counts what is read, and throttles or cuts reads."""
 
     protocol = "flaky"
-    store: dict = {}
-    pseudo_dirs = [""]
+    store: ClassVar[dict] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
     asked = 0
     bytes_read = 0
     throttle_every = 0
     cut_every = 0
-    puts: list[str] = []
+    puts: ClassVar[list[str]] = []
     put_fails_at = ""
 
     @classmethod
@@ -65,7 +66,7 @@ def flaky(monkeypatch, tmp_path):
     }.items():  # fmt: skip
         monkeypatch.setattr(kind, name, value)
     monkeypatch.setattr(addresses, "WAITS", (0.0,) * 4)
-    monkeypatch.setenv("MASSMERGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("MASS_CACHE", str(tmp_path / "cache"))
     remote._opened.cache_clear()
     return kind
 
@@ -82,7 +83,7 @@ class _Handler(SimpleHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     ranges = True
-    asked: list[str] = []
+    asked: ClassVar[list[str]] = []
     sent = 0
 
     def log_message(self, *_: object) -> None:

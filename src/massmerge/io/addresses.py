@@ -19,6 +19,10 @@ WAITS = (0.1, 0.4, 1.6, 5.0)
 """Seconds between attempts. Stores ask their clients to slow down and drop connections; both pass."""
 
 
+class StoreError(OSError):
+    """A store that failed as often as it was asked; a worker elsewhere may do better."""
+
+
 def is_address(text: str | Path) -> bool:
     """Whether this names a place in a store rather than a path or a hub id."""
     return isinstance(text, str) and _SCHEME.match(text) is not None
@@ -65,12 +69,12 @@ def patiently(address: str, action: Callable[[], _T]) -> _T:
 
     Raises:
         InputError: there is no such file, or reading it is not allowed.
-        OSError: it failed five times.
+        StoreError: it failed five times.
     """
     for wait in (*WAITS, None):
         try:
             return action()
-        except MassError:
+        except (MassError, StoreError):
             raise
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise InputError(f"{address}: no such file or folder.") from None
@@ -79,6 +83,6 @@ def patiently(address: str, action: Callable[[], _T]) -> _T:
         except Exception as error:  # clients pass on errors of whatever transport they use
             if wait is None:
                 why = f"{first_line(error)}; tried {len(WAITS) + 1} times"
-                raise OSError(errno.EIO, why, address) from error
+                raise StoreError(errno.EIO, why, address) from error
             time.sleep(wait * random.uniform(0.5, 1.0))  # workers that were slowed down together come back apart
     raise AssertionError("unreachable")

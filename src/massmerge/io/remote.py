@@ -6,6 +6,7 @@ import io
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol, cast
@@ -18,9 +19,10 @@ AHEAD = 1 << 16
 """Bytes that are asked for at once where little is wanted: headers lie at the start of files."""
 _MOST = 1 << 25  # bytes of one request; one that breaks off is repeated
 _VERSIONS = (
-    "version_id", "generation", "ETag", "etag", "e_tag", "md5Hash", "content_md5", "blob_id", "commit_hash", "sha256",
-    "LastModified", "last_modified", "mtime", "created",
+    "ETag", "etag", "e_tag", "generation", "md5Hash", "content_md5", "blob_id", "LastModified", "last_modified", "mtime",
+    "created",
 )  # fmt: skip
+"""What listings tell as well as look-ups: a version id of S3 stands in look-ups alone."""
 _EXTRAS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 
 
@@ -221,7 +223,7 @@ class HttpStore:
 
     def list(self, address: str, known: Iterable[str]) -> dict[str, RemoteFile]:
         """Those of the known names that are there."""
-        found = {name: self.look_up(join(address, name)) for name in known}
+        found = {name: look_up(join(address, name)) for name in known}  # each with its own attempts
         return {name: file for name, file in found.items() if file is not None}
 
     def put(self, path: Path, address: str) -> None:
@@ -252,8 +254,10 @@ def _path(address: str) -> str:
 
 
 def _remote(address: str, info: Mapping[str, Any]) -> RemoteFile:
-    version = next((str(info[key]) for key in _VERSIONS if info.get(key)), None)
-    if version is None or info.get("size") is None:
+    found = next((info[key] for key in _VERSIONS if info.get(key)), None)
+    # Some listings have a time as a number, where look-ups of the same store have an object.
+    version = str(found.timestamp() if isinstance(found, datetime) else found)
+    if found is None or info.get("size") is None:
         raise InputError(f"{address}: its store tells no size or no version. Download it, and name the copy.")
     return RemoteFile(address, int(info["size"]), version)
 

@@ -1,6 +1,6 @@
 """Copies of remote files on this machine, under names that say which version they are of.
 
-~/.cache/massmerge (or MASSMERGE_CACHE)
+~/.cache/massmerge (or MASS_CACHE)
   files/      files and small files of folders, by address and version
   bundles/    bundles, by the checksum of their manifest
   outputs/    what is made here before it is published, by its address
@@ -22,8 +22,8 @@ from massmerge.io.remote import RemoteFile, download, list_files, look_up
 
 def cache_folder(kind: str) -> Path:
     """A folder of the cache, which exists."""
-    root = os.environ.get("MASSMERGE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "massmerge"
-    folder = Path(root).expanduser().resolve() / kind
+    root = Path(os.environ.get("MASS_CACHE") or "~/.cache/massmerge")
+    folder = root.expanduser().resolve() / kind
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
