@@ -146,7 +146,8 @@ def main() -> int:
         found = base_alone(options.folder) if options.measure == "base" else bundle_alone(options.folder)
         print(json.dumps(found))
         return 0
-    return 0 if all([measure(count) for count in options.adapters]) else 1
+    held = [measure(count) for count in options.adapters]
+    return 0 if all(held) else 1
 
 
 if __name__ == "__main__":

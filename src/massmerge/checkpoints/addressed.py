@@ -30,6 +30,12 @@ class Addressed:
     weights: dict[str, RemoteFile]
     """Files of tensors that are read by ranges."""
 
+    def small(self) -> dict[str, Path]:
+        """The fetched files that are no weights, by their names from the folder, and from where the backbone lies."""
+        homes = dict.fromkeys((self.folder, self.inside))
+        files = ((home, path) for home in homes for path in home.rglob("*") if path.is_file())
+        return {path.relative_to(home).as_posix(): path for home, path in files if path.name.endswith(_SMALL)}
+
     @property
     def inside(self) -> Path:
         """Where the backbone's small files are: in the folder, or in one that its `modules.json` names."""

@@ -24,7 +24,7 @@ from massmerge.checkpoints.sources import Source
 from massmerge.checkpoints.stores import SafetensorsStore, Store
 from massmerge.checkpoints.wrapped import PartStore, backbone_prefix
 from massmerge.errors import InputError, listing
-from massmerge.io.tensor_file import TensorInfo, read_start
+from massmerge.io.tensor_file import TensorInfo, starts_differ
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class FullExpert:
         if one is None or not isinstance(base.store, SafetensorsStore) or not isinstance(self.store, SafetensorsStore):
             return False
         plain = one.converter is None and other.converter is None and one.info.dtype == other.info.dtype
-        return plain and read_start(one.info) != read_start(other.info)
+        return plain and starts_differ(one.info, other.info)
 
     def apart_bytes(self, base: int, stored: int) -> int:
         """As many as the base's."""

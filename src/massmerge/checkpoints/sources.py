@@ -168,9 +168,8 @@ def _remote(found: Addressed, *, readable: bool) -> Source:
         return _found(found.address, found.folder, found.revision)
     folder, inside = found.folder, found.inside
     below = "" if inside == folder else f"{inside.relative_to(folder).as_posix()}/"
-    small = {p.relative_to(home).as_posix(): p for home in (folder, inside) for p in home.rglob("*") if p.is_file()}
     weights = {name.removeprefix(below): f for name, f in found.weights.items() if name.startswith(below)}
-    return Source(found.address, None, found.revision, small, weights=weights, readable=readable)
+    return Source(found.address, None, found.revision, found.small(), weights=weights, readable=readable)
 
 
 def _find_on_hub(text: str, path: Path, *, download: bool) -> Source:

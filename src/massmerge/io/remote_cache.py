@@ -22,10 +22,13 @@ from massmerge.io.remote import RemoteFile, download, list_files, look_up
 
 def cache_folder(kind: str) -> Path:
     """A folder of the cache, which exists."""
-    root = Path(os.environ.get("MASS_CACHE") or "~/.cache/massmerge")
-    folder = root.expanduser().resolve() / kind
+    folder = _root() / kind
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _root() -> Path:
+    return Path(os.environ.get("MASS_CACHE") or "~/.cache/massmerge").expanduser().resolve()
 
 
 def staging_path(address: str) -> Path:
@@ -37,7 +40,7 @@ def staging_path(address: str) -> Path:
 
 def in_cache(path: Path) -> bool:
     """Whether something lies in the cache of bundles, where it is nobody's to change."""
-    return path.resolve().is_relative_to(cache_folder("bundles"))
+    return path.resolve().is_relative_to(_root() / "bundles")
 
 
 def revision_of(files: Mapping[str, RemoteFile]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TextIO
 from PIL import Image, UnidentifiedImageError
 
 from massmerge.errors import InputError, MassError
-from massmerge.io.addresses import is_address
+from massmerge.io.addresses import is_address, split_address
 from massmerge.io.remote_cache import local_rows
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
@@ -57,7 +57,7 @@ def read_inputs(
     a table stays one.
     """
     for argument in given:
-        if is_address(argument) and not any(map(str.isspace, argument)):
+        if is_remote(argument):
             copies = local_rows(argument)
             named = {str(copy): f"{argument}/{copy.name}" if len(copies) > 1 else argument for copy in copies}
             options = {"column": column, "session": session, "decoded": decoded, "whole": whole}
@@ -85,9 +85,17 @@ def read_inputs(
             yield NamedInput(argument if len(argument) <= 60 else argument[:57] + "…", argument)
 
 
+def is_remote(argument: str) -> bool:
+    """Whether an argument is the address of inputs. A link to a web page may be a text: there the ending must tell."""
+    if not is_address(argument) or any(map(str.isspace, argument)):
+        return False
+    web = split_address(argument)[0] in ("http", "https")
+    return not web or Path(argument).suffix.lower() in TABLE_SUFFIXES | IMAGE_SUFFIXES | {".txt", ".md"}
+
+
 def is_file_or_folder(argument: str) -> bool:
     """Whether an argument is something to read from; what is not may be a text, or a slip of the pen."""
-    return _exists(Path(argument)) or _is_folder(Path(argument)) or is_address(argument)
+    return _exists(Path(argument)) or _is_folder(Path(argument)) or is_remote(argument)
 
 
 def _exists(path: Path) -> bool:
