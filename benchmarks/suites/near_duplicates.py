@@ -38,15 +38,24 @@ def text_groups(texts: Sequence[str], threads: Sequence[str] | None = None, thre
     return _components(pairs, len(texts))
 
 
-def image_groups(images: Sequence[bytes], threshold: float = 0.99) -> Rows:
-    """A group number for each encoded image: those whose grey thumbnails correlate by the threshold share one."""
+def image_groups(images: Sequence[bytes], threads: Sequence[str] | None = None, threshold: float = 0.99) -> Rows:
+    """A group number for each encoded image: those whose grey thumbnails correlate by the threshold share one.
+
+    Args:
+        images: the encoded images.
+        threads: images with the same non-empty name here belong together whatever they show, such as letters of one font.
+        threshold: correlation from which two images are near-duplicates.
+    """
     thumbnails = np.stack([_thumbnail(image) for image in images])
     pairs = []
     for start in range(0, len(thumbnails), 1024):
         block = thumbnails[start : start + 1024] @ thumbnails[start:].T
         first, second = np.nonzero(np.triu(block, 1) >= threshold)
         pairs.append(np.stack([first, second], 1) + start)
-    return _components([*pairs, _same([hashlib.sha256(image).hexdigest() for image in images])], len(images))
+    pairs.append(_same([hashlib.sha256(image).hexdigest() for image in images]))
+    if threads is not None:
+        pairs.append(_same(threads))
+    return _components(pairs, len(images))
 
 
 def normalise(text: str) -> str:

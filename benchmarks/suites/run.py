@@ -1,4 +1,4 @@
-"""A suite from nothing to its report: fetch, finetune, merge, evaluate, report.
+"""A suite from nothing to its report: fetch, finetune, merge, evaluate, compare, rungs, report.
 
 Each step skips what is there already, so a run that was stopped goes on where it was. What is merged and evaluated is run by
 the `mass` command, as a user would; the commands are printed.
@@ -25,13 +25,17 @@ from benchmarks.suites.summary import write_summary
 from massmerge import __version__
 from massmerge.errors import InputError, MassError
 
-STEPS = ("fetch", "finetune", "merge", "evaluate", "report")
+STEPS = ("fetch", "finetune", "merge", "evaluate", "compare", "rungs", "report")
 DEFAULT_SETS = {
-    "vision": ("core", "extended"),
-    "text": ("core", "extended", "lora", "lora_same_start", "mixed"),
+    "vision": ("core", "wide", "wide20", "alike"),
+    "text": ("core", "wide", "alike", "lora", "mixed"),
     "llm": ("chat", "bare"),
 }
 QUICK_ROWS = 40
+COMPARED_ROWS = 60  # of each task, for the table of all methods: two dozen of them answer every row
+INPUTS_PER_TASK = ("0", "16", "400")
+RUNG_ROWS = 200
+OWN_TABLES = ("llm",)  # suites whose tables come from scripts of their own
 
 
 @dataclass(frozen=True)
@@ -131,13 +135,41 @@ def evaluate(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
     ))  # fmt: skip
 
 
+def compare(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
+    """The table of every method on some of the test rows."""
+    recipe, suite_file = suite.recipe.write_files(batch.name, batch.tasks)
+    out, bundle = suite.folder / "compare" / batch.name, _bundle(suite, batch)
+    if suite.name in OWN_TABLES:
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    extent = ["--quick"] if options.quick else ["--limit", str(COMPARED_ROWS)]
+    _once(out / "key", out / "methods", [suite_file, bundle / "mass.json"], options.again, lambda: _mass(
+        "study", "methods", suite_file, "--bundle", bundle, "--recipe", recipe, "--out", out, "-q", *extent
+    ))  # fmt: skip
+
+
+def rungs(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
+    """What routing reaches with no inputs, with some of each task, and in the paper's setting."""
+    recipe, suite_file = suite.recipe.write_files(batch.name, batch.tasks)
+    out, bundle = suite.folder / "compare" / f"{batch.name}-rungs.json", _bundle(suite, batch)
+    if suite.name in OWN_TABLES:
+        return
+    out.parent.mkdir(exist_ok=True)
+    rows = str(QUICK_ROWS if options.quick else RUNG_ROWS)
+    _once(out.with_suffix(".key"), out, [suite_file, bundle / "mass.json"], options.again, lambda: _python(
+        "benchmarks.ladder", bundle, suite_file, suite.folder / "data", "--recipe", recipe, "--out", out,
+        "--limit", rows, "--count", *INPUTS_PER_TASK,
+    ))  # fmt: skip
+
+
 def report(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
     """One page about experts and bundles of the suite."""
     print(f"  {write_summary(suite.folder, suite.name, options.publish)}", flush=True)
 
 
 _RUN: dict[str, Callable[[Suite, Batch, argparse.Namespace], None]] = {
-    "fetch": fetch, "finetune": finetune, "merge": merge, "evaluate": evaluate, "report": report,
+    "fetch": fetch, "finetune": finetune, "merge": merge, "evaluate": evaluate, "compare": compare,
+    "rungs": rungs, "report": report,
 }  # fmt: skip
 
 
@@ -157,7 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("suite", choices=tuple(DEFAULT_SETS))
     parser.add_argument(
         "--sets",
-        help="comma-separated: core, extended, all; for text also lora, lora_same_start, mixed; for llm chat, bare",
+        help="comma-separated: core, wide, alike, all; for vision also wide20; for text lora, lora_same_start, mixed; "
+        "for llm chat, bare, qv, seed",
     )
     parser.add_argument("--tasks", help="comma-separated; of the sets, only these tasks")
     parser.add_argument("--steps", help=f"comma-separated, of {', '.join(STEPS)}; all if not given")
@@ -214,8 +247,16 @@ def _once(stamp: Path, made: Path, inputs: Sequence[Path], again: bool, make: Ca
 
 def _mass(*arguments: str | Path) -> None:
     """Run the `mass` command that belongs to this Python."""
-    print(f"  $ mass {' '.join(map(str, arguments))}", flush=True)
-    command = [sys.executable, "-c", "from massmerge.cli.main import main; main()", *map(str, arguments)]
-    code = subprocess.run(command, check=False).returncode
+    _run_shown(f"mass {arguments[0]}", arguments, "-c", "from massmerge.cli.main import main; main()", *arguments)
+
+
+def _python(module: str, *arguments: str | Path) -> None:
+    """Run a script of the benchmarks in a process of its own."""
+    _run_shown(f"python -m {module}", (module, *arguments), "-m", module, *arguments)
+
+
+def _run_shown(what: str, shown: Sequence[str | Path], *arguments: str | Path) -> None:
+    print(f"  $ {what} {' '.join(map(str, shown[1:]))}", flush=True)
+    code = subprocess.run([sys.executable, *map(str, arguments)], check=False).returncode
     if code:
-        raise MassError(f"`mass {arguments[0]}` ended with exit code {code}; its message is above.")
+        raise MassError(f"`{what}` ended with exit code {code}; its message is above.")

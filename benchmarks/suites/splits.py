@@ -65,15 +65,19 @@ def draw(labels: Sequence[str], most: int, seed: int) -> Rows:
 def make_split(labels: Sequence[str], groups: Rows, seed: int = 0, caps: Caps | None = None) -> Split:
     """Whole groups dealt to test, validation and train, label by label in the labels' proportions.
 
+    Where most groups hold rows of many labels, as fonts hold letters, they are dealt regardless of labels.
+
     Raises:
-        InputError: too few rows for a test split.
+        InputError: too few rows for a test split, or a label that does not stand in all splits.
     """
     caps = caps or Caps()
     names = np.asarray(labels)
     sizes = _sizes(len(names), caps)
     random = np.random.default_rng(seed)
     parts: dict[str, list[int]] = {name: [] for name in SPLITS}
-    for label, members in _groups_by_label(names, groups, random):
+    mixed = _mixed(names, groups)
+    leading = np.full(len(names), "") if mixed else names
+    for label, members in _groups_by_label(leading, groups, random):
         share = sum(len(m) for m in members) / len(names)
         for part in ("test", "validation"):
             quota = max(1, round(share * sizes[part]))
@@ -81,6 +85,10 @@ def make_split(labels: Sequence[str], groups: Rows, seed: int = 0, caps: Caps | 
         if not members:
             raise InputError(f"{label!r} has too few rows to stand in all three splits. Leave the label out.")
         _deal(members, max(1, round(share * sizes["train"])), parts["train"])
+    for name in SPLITS if mixed else ():
+        missing = sorted(set(labels) - set(names[parts[name]].tolist()))
+        if missing:
+            raise InputError(f"{missing[0]!r} stands in no group of the {name} split. Leave the label out.")
     # Quotas of labels are rounded, so a part may come out a few rows too large.
     drawn = {name: random.permutation(np.asarray(rows, dtype=np.int64))[: sizes[name]] for name, rows in parts.items()}
     if len(drawn["test"]) < caps.least_test:
@@ -125,7 +133,7 @@ def write_task(
         labels: a class name for each.
         source: where the rows come from, kept in `data.json`.
         licence: under which licence, or "none stated".
-        threads: see `text_groups`.
+        threads: see `text_groups` and `image_groups`.
         seed: decides every choice made here.
         caps: most rows in each split.
         threshold: likeness from which two rows are near-duplicates, if not the default of the kind.
@@ -173,7 +181,7 @@ def _write_files(
 def _groups(column: str, values: Sequence[Any], threads: Sequence[str] | None, threshold: float | None) -> Rows:
     """Groups of near-duplicates, by the default of the kind if no threshold is given."""
     options = {} if threshold is None else {"threshold": threshold}
-    return text_groups(values, threads, **options) if column == "text" else image_groups(values, **options)
+    return (text_groups if column == "text" else image_groups)(values, threads, **options)
 
 
 def read_split(folder: Path, part: str, column: str) -> tuple[list[Any], list[str]]:
@@ -198,6 +206,12 @@ def _sizes(rows: int, caps: Caps) -> dict[str, int]:
     test = min(caps.test, max(caps.least_test * 21 // 20, rows // 5))  # a little more: quotas of labels are rounded
     validation = min(caps.validation, (rows - test) // 6)
     return {"test": test, "validation": validation, "train": min(caps.train, rows - test - validation)}
+
+
+def _mixed(names: NDArray[Any], groups: Rows) -> bool:
+    """Whether most rows stand in groups whose rows are of several labels."""
+    pairs = np.unique(np.stack([groups, np.unique(names, return_inverse=True)[1]]), axis=1)[0]
+    return bool((np.bincount(pairs, minlength=groups.max() + 1) > 1)[groups].mean() > 0.5)
 
 
 def _groups_by_label(

@@ -42,6 +42,8 @@ def write_summary(folder: Path, name: str, target: Path | None = None) -> Path:
     lines = [f"# The {name} suite", "", *_origin(name), *_sources(folder)]
     for result in sorted((folder / "report").glob("*/result.json")):
         lines += _bundle(result)
+        lines += _compared(folder / "compare" / result.parent.name)
+        lines += _rungs(folder / "compare" / f"{result.parent.name}-rungs.json")
         lines += _pictures(result.parent, path, name)
     for experts, title in EXPERTS.items():
         lines += _experts(folder / experts, title)
@@ -100,33 +102,88 @@ def _experts(folder: Path, title: str) -> list[str]:
     for task, metrics in found.items():
         frozen, tuned = metrics["frozen"], metrics["finetuned"]
         shares = [_share(part[split]) for split in ("validation", "test") for part in (frozen, tuned)]
-        of_all = metrics.get("frozen_head_of_all_rows", frozen)["test"]
-        changed = _changed(metrics.get("paired"))
-        rows.append(
-            [task, *shares, *changed, _share(of_all), metrics["protocol"]["samples"], f"{metrics['seconds']:.0f}"]
-        )
+        kept = _share(frozen["test"] / tuned["test"]) if tuned["test"] else ""
+        seconds = f"{metrics['processor_seconds']:.0f}"
+        rows.append([task, *shares, kept, *_changed(metrics["paired"]), metrics["protocol"]["samples"], seconds])
     heads = [
-        "task", "frozen, validation", "expert, validation", "frozen, test", "expert, test", "rows gained, lost",
-        "by chance", "head of all rows, test", "samples", "seconds",
+        "task", "frozen, validation", "expert, validation", "frozen, test", "expert, test", "frozen, share of the expert",
+        "rows gained, lost", "by chance", "samples", "processor seconds",
     ]  # fmt: skip
     return [f"## {title}", "", _HEADS, "", *_table(heads, rows)] if rows else []
 
 
-def _changed(paired: dict[str, dict[str, int]] | None) -> tuple[str, str]:
+def _changed(paired: dict[str, dict[str, int]]) -> tuple[str, str]:
     """Rows of validation and test that an expert has gained and lost against its frozen head, and the odds of that."""
-    if paired is None:
-        return "", ""
     gained, lost = (sum(part[key] for part in paired.values()) for key in ("gained", "lost"))
     chance = chance_of(gained, lost)
     return f"{gained}, {lost}", f"{chance:.3f}" if chance >= 0.001 else "< 0.001"
 
 
 _HEADS = (
-    "*Frozen* is the expert's own head on the backbone as it was. *Rows gained, lost*: of validation and test, those that "
-    "the expert gets right and its frozen head does not, and the other way round; *by chance* is the odds of so many gains "
-    "if the expert were no better (McNemar's exact test, one-sided). Where the head was fitted on half of the training "
-    "rows, a frozen head of all of them stands beside it."
+    "*Frozen* is the expert's own head on the base: means of four examples per class, fixed before the fine-tuning. *Rows "
+    "gained, lost*: of validation and test, those that the expert gets right and its frozen head does not, and the other "
+    "way round; *by chance* is the odds of so many gains if the expert were no better (McNemar's exact test, one-sided)."
 )
+
+
+def _compared(folder: Path) -> list[str]:
+    """The lines that a sceptic asks for, out of the table of all methods."""
+    found = _read(folder / "methods" / "result.json")
+    if not found:
+        return []
+    by_name = {row["method"]: row for row in found["rows"]}
+    statics = [row for row in found["rows"] if row["kind"] == "static merge"]
+    best = max(statics, key=lambda row: row["task_given"]["mean"])["method"]
+    peers = [row["method"] for row in found["rows"] if row["kind"] == "routed peer"]
+    names = ["base", "base, routed", best, f"{best}, routed", *peers, "mass", "mass, task given", "experts"]
+    rows = [
+        [_NAMES.get(name, name), *(_figure(row[key]) for key in _COLUMNS), f"{row['of_the_base']:.2f}"]
+        for name in names
+        for row in [by_name.get(name)]
+        if row
+    ]
+    heads = ["method", "task unknown", "logits standardised per head", "task given", "size, times the base"]
+    count = sum(data["rows"] for data in found["data"].values())
+    words = (
+        f"Every method on the same {count} test rows; normalised accuracy. `{best}` is the best of {len(statics)} static "
+        "merges with the task given."
+    )
+    return [words, "", *_table(heads, rows)]
+
+
+_COLUMNS = ("task_unknown", "task_unknown_standardised", "task_given")
+_NAMES = {
+    "base": "frozen base, the same heads", "base, routed": "frozen base, the same heads, our router (one pass)",
+    "mass": "**MASS**", "mass, task given": "**MASS**, task given", "smile_1": "SMILE-1", "smile_2": "SMILE-2",
+    "twin": "Twin-Merging", "wemoe": "WeMoE", "arrow": "Arrow",
+}  # fmt: skip
+
+
+def _figure(found: dict[str, Any] | None) -> str:
+    return _share(found["normalised"]) if found else ""
+
+
+def _rungs(path: Path) -> list[str]:
+    """What routing reaches with inputs of the tasks, and in the paper's setting."""
+    if not path.is_file():
+        return []
+    rows = [
+        [_rung_name(rung), f"{rung['times_the_base']:.2f}", *(_share(rung[key]) for key in _RUNG_COLUMNS)]
+        for rung in _read(path)
+    ]
+    words = (
+        "With unlabelled inputs of each task (`mass calibrate`), and in the paper's setting; up to 200 rows per task:"
+    )
+    return [words, "", *_table(["router", "size, times the base", "routing", "accuracy", "normalised"], rows)]
+
+
+_RUNG_COLUMNS = ("routing", "strict", "normalised")
+
+
+def _rung_name(rung: dict[str, Any]) -> str:
+    if rung["kind"] == "paper":
+        return "no inputs, the paper's setting"
+    return f"{rung['count']} inputs per task ({rung['kind']})" if rung["count"] else "no inputs"
 
 
 def _bundle(path: Path) -> list[str]:

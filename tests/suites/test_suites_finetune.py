@@ -71,29 +71,40 @@ def test_the_odds_of_so_many_gains_are_those_of_throwing_coins(gained, lost):
     assert ft.chance_of(gained, lost) == pytest.approx(ways / 2**changed)
 
 
-def test_the_head_stays_as_it_was_fitted_and_the_backbone_moves():
+def test_the_head_stays_as_it_was_made_and_the_backbone_moves():
     torch.manual_seed(0)
     net, start = Net(), Net()
     start.load_state_dict(net.state_dict())
-    train, validation = _rows(120, 0), _rows(60, 1)
-    ft.finetune(
-        net, net.features, net.head, train, validation, validation, ft.Config(samples=32, batch_size=16, lr=1e-2)
-    )
-    features = [ft.frozen_features(start.features, rows) for rows in (train, validation)]
-    ft.fit_head(start.head, features[0], train.labels, features[1], validation.labels, ft.Config().head_decays)
+    train, validation, config = _rows(120, 0), _rows(60, 1), ft.Config(samples=32, batch_size=16, lr=1e-2)
+    ft.finetune(net, net.features, net.head, train, validation, validation, config)
+    few = ft.part_of(train, ft.first_rows(train.labels, config.shots))
+    ft.class_head(start.head, ft.frozen_features(start.features, few), few.labels, config.scale)
     assert torch.equal(net.head.weight, start.head.weight)
     assert not torch.equal(net.body.weight, start.body.weight)
 
 
-def test_a_head_of_half_of_the_rows_is_compared_with_one_of_all():
-    found = []
-    for share in (1.0, 0.5):
-        torch.manual_seed(0)
-        found.append(_run(head_share=share))
-    (whole, all_rows), (half, half_rows) = found
-    assert half_rows["frozen_head_of_all_rows"] == all_rows["frozen"] != half_rows["frozen"]
-    assert "frozen_head_of_all_rows" not in all_rows
-    assert not torch.equal(whole.head.weight, half.head.weight)
+def test_a_head_sees_the_first_few_rows_of_each_class_and_no_others():
+    rows = _rows(120, 0, list(range(120)))
+    few = ft.part_of(rows, ft.first_rows(rows.labels, 4))
+    assert few.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert few.lengths == [0, 3, 6, 9, 1, 4, 7, 10, 2, 5, 8, 11]
+    assert all(torch.equal(a, rows.inputs[at]) for a, at in zip(few.inputs, few.lengths, strict=True))
+
+
+@given(st.integers(2, 5), st.integers(0, 1000))
+def test_a_head_finds_the_class_whose_mean_lies_nearest_in_direction(classes, seed):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(3 * classes) % classes
+    features = torch.randn(3 * classes, 8, generator=generator) + 50
+    head = nn.Linear(8, classes)
+    ft.class_head(head, features, labels, scale=7.0)
+    inputs = torch.randn(20, 8, generator=generator) + 50
+    means = [features[labels == number].mean(0) for number in range(classes)]
+    centre = sum(means) / classes
+    unit = sum((feature - centre).norm() for feature in features) / len(features)
+    for row, logits in zip(inputs, head(inputs), strict=True):
+        naive = [7 * torch.dot(row - centre, m - centre) / (m - centre).norm() / unit for m in means]
+        assert torch.allclose(logits, torch.stack(naive), atol=1e-3)
 
 
 def test_the_same_seed_gives_the_same_expert():
@@ -113,26 +124,6 @@ def test_the_test_split_decides_nothing():
     config = ft.Config(samples=320, batch_size=16, lr=1e-2)
     ft.finetune(other, other.features, other.head, _rows(120, 0), _rows(60, 1), _rows(30, 99), config)
     assert torch.equal(one.body.weight, other.body.weight)
-
-
-def test_a_head_reads_plain_features_though_it_was_fitted_on_standardised_ones():
-    rows = _rows(90, 0)
-    features = torch.stack(rows.inputs) * torch.tensor([1e3, 1.0, 1e-3, 1.0]) + 50
-    head = nn.Linear(4, 3)
-    ft.fit_head(head, features, rows.labels, features, rows.labels, [1e-3])
-    assert (head(features).argmax(1) == rows.labels).float().mean() > 0.8
-
-
-def test_the_head_has_the_decay_with_the_least_loss_on_validation():
-    train, validation = _rows(30, 0), _rows(90, 1)
-    features = [torch.stack(rows.inputs) for rows in (train, validation)]
-    losses = {}
-    for decay in (1e-5, 1e-2, 10.0):
-        head = nn.Linear(4, 3)
-        ft.fit_head(head, features[0], train.labels, features[1], validation.labels, [decay])
-        losses[decay] = nn.functional.cross_entropy(head(features[1]), validation.labels).item()
-    kept = ft.fit_head(head, features[0], train.labels, features[1], validation.labels, list(losses))
-    assert kept == min(losses, key=losses.get)
 
 
 def test_features_come_in_the_order_of_the_rows_though_texts_are_sorted_by_length():
@@ -214,7 +205,7 @@ def test_an_expert_is_an_ordinary_folder_with_class_names_and_figures(suite):
     model = AutoModelForImageClassification.from_pretrained(folder)
     assert model.config.id2label == {0: "across", 1: "upright"}
     metrics = json.loads((folder / "metrics.json").read_text())
-    assert set(metrics["frozen"]) == {"train", "validation", "test"}
+    assert set(metrics["frozen"]) == {"validation", "test"}
     assert set(metrics["finetuned"]) == {"validation", "test"}
     assert (folder / "preprocessor_config.json").is_file()
 
@@ -329,7 +320,7 @@ def test_a_turned_image_is_one_of_its_four_symmetric_forms_but_for_the_light():
     assert nearest == {0, 1, 2, 3}
 
 
-def test_batches_for_training_can_differ_from_those_that_the_head_is_fitted_on():
+def test_batches_for_training_can_differ_from_those_that_the_head_is_made_from():
     net, seen = Net(), []
 
     def collate(inputs):

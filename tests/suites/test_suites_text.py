@@ -5,6 +5,7 @@ import io
 import json
 import pickle
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import yaml
 from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast
 
 import massmerge
+from benchmarks import ladder
 from benchmarks.suites import finetune as ft
 from benchmarks.suites import run, summary
 from benchmarks.suites.splits import Caps, read_split, write_task
@@ -212,6 +214,9 @@ def test_a_task_that_does_not_exist_is_refused_with_those_that_do():
 
 # The whole run
 
+_OUT = {"eval": "--report", "study": "--out"}
+_ALL = ["merge", "eval", "study", "benchmarks.ladder"]
+
 
 @pytest.fixture
 def calls(monkeypatch):
@@ -220,11 +225,19 @@ def calls(monkeypatch):
 
     def mass(*arguments):
         found.append(str(arguments[0]))
-        made = arguments[2] if arguments[0] == "merge" else arguments[4]
+        made = Path(
+            arguments[2] if arguments[0] == "merge" else arguments[list(arguments).index(_OUT[arguments[0]]) + 1]
+        )
+        made = made / "methods" if arguments[0] == "study" else made
         made.mkdir(exist_ok=True)
         (made / "mass.json").write_text("{}")
 
+    def python(module, *arguments):
+        found.append(module)
+        Path(arguments[arguments.index("--out") + 1]).write_text("[]")
+
     monkeypatch.setattr(run, "_mass", mass)
+    monkeypatch.setattr(run, "_python", python)
     return found
 
 
@@ -239,7 +252,7 @@ def _train_quickly(monkeypatch):
 def test_a_run_fetches_trains_merges_evaluates_and_reports(suite, calls, monkeypatch):
     _train_quickly(monkeypatch)
     assert _run() == 0
-    assert calls == ["merge", "eval"]
+    assert calls == _ALL
     page = (suite / "report" / "README.md").read_text()
     assert "| imdb |" in page
     assert "## Full fine-tunes" in page
@@ -249,9 +262,9 @@ def test_a_second_run_does_nothing_again(suite, calls, monkeypatch):
     _train_quickly(monkeypatch)
     _run()
     _run()
-    assert calls == ["merge", "eval"]
+    assert calls == _ALL
     _run("--again")
-    assert calls == ["merge", "eval", "merge", "eval"]
+    assert calls == _ALL + _ALL
 
 
 def test_an_expert_that_has_changed_is_merged_again(suite, calls, monkeypatch):
@@ -260,7 +273,7 @@ def test_an_expert_that_has_changed_is_merged_again(suite, calls, monkeypatch):
     path = experts.expert_folder("imdb", "full") / "metrics.json"
     path.write_text(json.dumps(_metrics(path.parent) | {"seconds": 1e9}))
     _run("--steps", "merge")
-    assert calls == ["merge", "eval", "merge"]
+    assert calls == [*_ALL, "merge"]
 
 
 def test_steps_run_in_their_own_order_and_only_those_asked_for(suite, calls, monkeypatch):
@@ -333,3 +346,43 @@ def test_the_page_shows_what_an_evaluation_found(tmp_path):
     page = summary.write_summary(tmp_path, "text").read_text()
     assert "## Bundle core (2026-01-02, 1.98 times the base)" in page
     assert "| imdb | 10 | 90.0 | 90.0 | 90.0 | 95.0 | 94.7 | 99.0 |" in page
+
+
+def _method(name, kind, unknown, given):
+    figures = [value and {"mean": value, "normalised": value} for value in (unknown, given)]
+    return {"method": name, "kind": kind, "task_unknown": figures[0], "task_unknown_standardised": None,
+            "task_given": figures[1], "of_the_base": 1.5}  # fmt: skip
+
+
+def test_the_page_shows_the_lines_a_sceptic_asks_for_and_the_best_static_merge_only(tmp_path):
+    rows = [
+        _method("base", "the pretrained model", 0.2, 0.5), _method("base, routed", "one pass", 0.45, 0.5),
+        _method("average", "static merge", 0.1, 0.6), _method("tsv_m", "static merge", 0.1, 0.8),
+        _method("tsv_m, routed", "static merge, our router", 0.7, 0.8), _method("mass", "routed", 0.9, 0.9),
+    ]  # fmt: skip
+    (tmp_path / "methods").mkdir()
+    data = {task: {"rows": 30} for task in ("imdb", "glosses")}
+    (tmp_path / "methods" / "result.json").write_text(json.dumps({"rows": rows, "data": data}))
+    text = "\n".join(summary._compared(tmp_path))
+    assert "the same 60 test rows" in text
+    assert "| frozen base, the same heads, our router (one pass) | 45.0 |  | 50.0 | 1.50 |" in text
+    assert "| tsv_m, routed | 70.0 |" in text
+    assert "average" not in text
+
+
+def test_the_page_shows_what_calibration_and_the_papers_setting_reach(tmp_path):
+    shares = {"routing": 0.8, "strict": 0.7, "normalised": 0.75, "times_the_base": 2.0}
+    rungs = [{"count": 16, "kind": "prototype", **shares}, {"count": 0, "kind": "paper", **shares}]
+    (tmp_path / "rungs.json").write_text(json.dumps(rungs))
+    text = "\n".join(summary._rungs(tmp_path / "rungs.json"))
+    assert "| 16 inputs per task (prototype) | 2.00 | 80.0 | 70.0 | 75.0 |" in text
+    assert "| no inputs, the paper's setting | 2.00 |" in text
+
+
+def test_the_papers_setting_of_a_recipe_is_routed_at_four_fifths_of_the_depth(suite):
+    for task in ("sms_spam", "imdb"):
+        experts.make_expert(task, "full", ft.Config(samples=16, batch_size=16))
+    written, _ = recipe.write_files("core", ["sms_spam", "imdb"])
+    found = ladder.in_papers_setting(massmerge.Recipe.load(written), suite)
+    assert (found.router.first_pass, found.router.site, found.merge.rank) == ("fixed", "M1", "1/T")
+    assert [task.name for task in found.tasks] == ["sms_spam", "imdb"]

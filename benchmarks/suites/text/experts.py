@@ -23,11 +23,10 @@ from benchmarks.suites.finetune import Config, Rows, changed, expert_parser, fin
 from benchmarks.suites.lora import add_adapter, save_adapter
 from benchmarks.suites.splits import SPLITS, read_split
 from benchmarks.suites.text.backbone import HUB, folder, make_base
-from benchmarks.suites.text.tasks import TASKS, choose, make_data
+from benchmarks.suites.text.tasks import choose, make_data
 
 Kind = Literal["full", "lora", "lora_same_start"]
 FOLDERS: dict[Kind, str] = {kind: f"experts_{kind}" for kind in get_args(Kind)} | {"full": "experts"}
-LORA_SAMPLES = 2400  # steps are large, so few are enough
 QUICK_ROWS = {"train": 256, "validation": 64, "test": 64}
 
 
@@ -36,13 +35,11 @@ def expert_folder(task: str, kind: Kind) -> Path:
     return folder() / FOLDERS[kind] / task
 
 
-def default_config(task: str, kind: Kind) -> Config:
-    """The protocol of a task. Adapters start from nothing, so they take larger steps and are not pulled back to zero."""
-    wanted = TASKS[task]
+def default_config(kind: Kind) -> Config:
+    """The protocol of a kind. Adapters start from nothing, so they take larger steps and are not pulled back to zero."""
     if kind == "full":
-        return Config(wanted.samples, lr=wanted.lr, head_share=wanted.head_share)
-    samples = min(wanted.samples, LORA_SAMPLES)
-    return Config(samples, lr=1e-3, weight_decay=0.0, head_share=wanted.head_share)
+        return Config(samples=2400, lr=2e-4)
+    return Config(samples=1600, lr=1e-3, weight_decay=0.0)
 
 
 def make_expert(task: str, kind: Kind, config: Config, quick: bool = False) -> Path:
@@ -110,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     logging.disable_progress_bar()
     for task in choose(options.tasks):
-        make_expert(task, options.kind, changed(default_config(task, options.kind), options), options.quick)
+        make_expert(task, options.kind, changed(default_config(options.kind), options), options.quick)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ from typing import Any
 from benchmarks.suites.recipes import Metrics, read_metrics, suite_tasks, write_pair
 from benchmarks.suites.text import backbone
 from benchmarks.suites.text.experts import FOLDERS, Kind
-from benchmarks.suites.text.tasks import CORE, EXTENDED, TASKS
+from benchmarks.suites.text.tasks import ALIKE, CORE, TASKS, WIDE
 
 SETS: dict[str, tuple[str, ...]] = {
     "core": tuple(CORE),
-    "extended": tuple(EXTENDED),
+    "wide": WIDE,
+    "alike": ALIKE,
     "all": tuple(TASKS),
     "lora": tuple(CORE),
     "lora_same_start": tuple(CORE),

