@@ -29,7 +29,7 @@ def test_addresses_are_told_from_paths_and_hub_ids():
 
 @pytest.mark.parametrize("address", ["s3://bucket/../other", "simplecache::s3://bucket/x"])
 def test_an_address_that_leaves_its_place_is_refused(address):
-    with pytest.raises(InputError, match="is refused"):
+    with pytest.raises(InputError, match=r"not an address|is refused"):
         split_address(address)
 
 
