@@ -4,7 +4,7 @@ import pytest
 
 from massmerge.errors import InputError, MassError
 from massmerge.io.addresses import hub_id, is_address, is_inner_name, split_address
-from massmerge.io.remote import list_files, look_up, put, store_of
+from massmerge.io.remote import list_files, look_up, put, remove, store_of
 from massmerge.io.remote_cache import fetched
 from massmerge.io.rows import read_inputs
 from massmerge.io.tensor_file import read_header, read_tensor, write_tensors
@@ -137,6 +137,8 @@ def test_a_web_server_is_read_by_ranges_though_it_is_busy(flaky, tmp_path):  # n
         assert handler.sent == 3000 and look_up(f"{address}/none") is None
         with pytest.raises(InputError, match="nothing can be written"):
             put(tmp_path / "file", f"{address}/other")
+        with pytest.raises(InputError, match="nothing can be written"):
+            remove(f"{address}/file")
 
 
 def test_a_web_server_without_ranges_is_refused_and_not_downloaded(flaky, tmp_path):  # noqa: F811

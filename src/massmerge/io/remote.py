@@ -228,9 +228,11 @@ class HttpStore:
 
     def put(self, path: Path, address: str) -> None:
         """Not possible."""
-        raise InputError(f"{address}: nothing can be written to a web server. Name a folder or an object store.")
+        self.remove(address)
 
-    remove = cast(Any, put)
+    def remove(self, address: str) -> None:
+        """Not possible."""
+        raise InputError(f"{address}: nothing can be written to a web server. Name a folder or an object store.")
 
 
 @lru_cache
