@@ -1,8 +1,8 @@
 """What `mass plan` takes and whether its estimate of time is right: `python benchmarks/plan_cost.py`.
 
 `large` plans a base of 70B parameters with 100 LoRA adapters from files that have headers and no contents. `merges` compares
-the estimate with merges of three kinds. Processor time by the number of workers is compared, which other programs hardly
-affect.
+the estimate with merges of three kinds, `small` with three of a small model. Processor time by the number of workers is
+compared, which other programs hardly affect.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from pathlib import Path
 
 import torch
 import yaml
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import BertModel, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 import massmerge as mm
+from many_adapters import write_sources
 from vit_b32 import make_recipe
 
 logging.disable_progress_bar()
@@ -138,14 +139,40 @@ def merges() -> list[bool]:
         ]
 
 
+def small() -> list[bool]:
+    """The same of a BERT of 11M parameters without its embeddings, in a minute."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        adapters = write_sources(folder, 20)
+        for number in range(6):
+            model = BertModel.from_pretrained(folder / "base")
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(torch.randn(parameter.shape) * 1e-3)
+            model.save_pretrained(folder / f"full{number}")
+
+        def full(count: int) -> Path:
+            tasks = [{"name": f"t{i}", "expert": f"full{i}"} for i in range(count)]
+            recipe = folder / f"full{count}.yaml"
+            recipe.write_text(yaml.safe_dump({"base": "base", "tasks": tasks}), encoding="utf-8")
+            return recipe
+
+        return [
+            measured("BERT of 6 blocks, 2 full fine-tunes", full(2)),
+            measured("BERT of 6 blocks, 6 full fine-tunes", full(6)),
+            measured("BERT of 6 blocks, 20 adapters", adapters),
+        ]
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", default=["large", "merges"], choices=["large", "merges"])
+    parser.add_argument("cases", nargs="*", default=["large", "merges"], choices=["large", "merges", "small"])
     parser.add_argument("--adapters", type=int, default=100)
     options = parser.parse_args()
     held = [large(options.adapters)] if "large" in options.cases else []
     held += merges() if "merges" in options.cases else []
+    held += small() if "small" in options.cases else []
     return 0 if all(held) else 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 from transformers import PretrainedConfig
@@ -12,6 +13,7 @@ from massmerge.checkpoints import Base, find_source, narrow, open_base
 from massmerge.checkpoints.skeleton import build
 from massmerge.checkpoints.stores import SafetensorsStore
 from massmerge.errors import InputError
+from massmerge.io.addresses import is_address
 from massmerge.io.tensor_file import read_start, tensor_bytes
 
 LARGE = 2_000_000_000
@@ -22,17 +24,26 @@ def base_sha256(base: Base) -> str:
     """SHA-256 of a base's tensors in the order of their names: what a bundle that refers to it must find again.
 
     Of a large base it is that of each tensor's shape, type and first bytes: to read all of it would take longer than all
-    that a merge of adapters, or a load, does besides.
+    that a merge of adapters, or a load, does besides. Where tensors do not lie in the files as they are, the hub's commit
+    stands for the bytes.
     """
-    digest = hashlib.sha256()
+    large = sum(base.info(name).nbytes for name in base.slots) > LARGE
     parts = all(reading.converter is None for reading in base.readings.values()) and isinstance(
         base.store, SafetensorsStore
     )
-    sampled = parts and sum(base.info(name).nbytes for name in base.slots) > LARGE
+    commit = None if is_address(base.source.text) else base.source.revision
+    if large and not parts and commit is not None:
+        return _digest(base, lambda name: commit.encode())
+    return _digest(base, (lambda name: read_start(base.info(name))) if large and parts else None)
+
+
+def _digest(base: Base, marks: Callable[[str], bytes] | None) -> str:
+    """SHA-256 of every tensor's shape, type and mark, or without marks of all bytes."""
+    digest = hashlib.sha256()
     for name in sorted(base.slots):
         info = base.info(name)
-        digest.update(f"{name} {info.shape} {info.dtype}".encode() if sampled else name.encode())
-        digest.update(read_start(info) if sampled else tensor_bytes(base.read(name)))
+        digest.update(name.encode() if marks is None else f"{name} {info.shape} {info.dtype}".encode())
+        digest.update(tensor_bytes(base.read(name)) if marks is None else marks(name))
     return digest.hexdigest()
 
 
@@ -44,9 +55,12 @@ def referenced_base(bundle: Bundle, config: PretrainedConfig, *, check: bool) ->
     """
     said = bundle.manifest["base"]
     try:
-        base = narrow(open_base(find_source(said["location"], Path(), download=True)), build(config, said["class"]))
+        base = narrow(
+            open_base(find_source(said["location"], Path(), download=True, whole=True)), build(config, said["class"])
+        )
     except InputError as error:
         raise InputError(f"{bundle.path}: its base is stored by reference and is not available: {error}") from None
-    if check and base_sha256(base) != said["sha256"]:
+    # Earlier versions took all bytes where the commit is taken now.
+    if check and base_sha256(base) != said["sha256"] != _digest(base, None):
         raise InputError(f"{bundle.path}: its base, {said['location']}, has changed since the merge. Merge again.")
     return base

@@ -1,4 +1,4 @@
-"""Bundles on the hub: the folder of one that is read, and copies to work with. Does not import transformers."""
+"""Bundles of the hub and of addresses: the folder that is read, and copies to work with. Does not import transformers."""
 
 from __future__ import annotations
 
@@ -10,31 +10,38 @@ from typing import Any
 from massmerge.bundle.card import card_entry
 from massmerge.bundle.layout import CARD, MANIFEST, MOVED, hub_blobs, work_folder
 from massmerge.bundle.manifest import find_damage, read_manifest, sign_manifest
+from massmerge.bundle.stored import cached_bundle
 from massmerge.bundle.work_folder import WorkFolder, in_words
 from massmerge.errors import DamageError, InputError, listing
+from massmerge.io.addresses import hub_id, is_address
 from massmerge.io.hub import client_options, hub_errors, is_repository, split_revision
+from massmerge.io.remote_cache import in_cache
 
 
 def is_on_hub(path: str | Path) -> bool:
     """Whether this names a bundle on the hub, `me/name` or `me/name@revision`; a folder of that name goes first."""
     folder = Path(path)
+    if hub_id(str(path)) is not None:
+        return True
     return is_repository(str(path)) and not folder.exists() and not (work_folder(folder) / MOVED).is_dir()
 
 
 def find_bundle(path: str | Path) -> Path:
-    """The folder of a bundle: the one given, or that of a hub id in the hub's cache, downloaded if it is not there.
+    """The folder of a bundle: the one given, or that of a hub id or an address in a cache, downloaded if it is not there.
 
     Raises:
         InputError: the hub has no such repository or revision, or it holds no bundle.
         MassError: it is not in the cache, and the hub cannot be reached.
     """
-    return _snapshot(str(path)) if is_on_hub(path) else Path(path)
+    if is_on_hub(path):
+        return _snapshot(hub_id(str(path)) or str(path))
+    return cached_bundle(str(path).rstrip("/")) if is_address(path) else Path(path)
 
 
 def refuse_hub(path: str | Path) -> None:
-    """Raise an error for a bundle on the hub or in its cache, where a command would change it."""
-    if is_on_hub(path) or hub_blobs(Path(path)):
-        raise InputError(f"{path}: not a folder of yours. To change a bundle of the hub, first `mass pull` it to one.")
+    """Raise an error for a bundle on the hub, at an address or in a cache, where a command would change it."""
+    if is_address(path) or is_on_hub(path) or hub_blobs(Path(path)) or in_cache(Path(path)):
+        raise InputError(f"{path}: not a folder of yours. To change this bundle, first `mass pull` it to one.")
 
 
 def _snapshot(text: str, token: str | None = None) -> Path:
@@ -71,8 +78,8 @@ def pull_bundle(
     """Download a bundle from the hub, and compare all of its checksums.
 
     Args:
-        repo: a hub id such as `me/name` or `me/name@revision`.
-        folder: where to put a copy, which may be changed; without it the bundle stays in the hub's cache.
+        repo: a hub id such as `me/name` or `me/name@revision`, or an address.
+        folder: where to put a copy, which may be changed; without it the bundle stays in the cache.
         overwrite: replace a bundle that is in `folder`.
         token: a token of the hub, if it is not the saved one.
 
@@ -83,10 +90,17 @@ def pull_bundle(
         InputError: the hub has no such repository or revision, it holds no bundle, or a damaged one; or the folder is taken.
         MassError: the hub cannot be reached, or the disk is full.
     """
-    if not is_repository(repo):
-        raise InputError(f"{repo}: not a hub id. Write me/name or me/name@revision.")
+    repo = hub_id(repo) or repo
+    if not is_repository(repo) and not is_address(repo):
+        raise InputError(f"{repo}: not a hub id. Write me/name or me/name@revision, or an address.")
     if folder is not None:
         _refuse_taken(Path(folder), overwrite=overwrite)
+    if is_address(repo):
+        snapshot = cached_bundle(repo.rstrip("/"))
+        manifest = read_manifest(snapshot)
+        if faults := find_damage(snapshot, manifest):
+            raise DamageError(f"{snapshot}: damaged:{listing(faults)}\n  Delete this folder, and pull again.")
+        return snapshot if folder is None else _copy(snapshot, manifest, Path(folder), replacing=overwrite)
     snapshot = _snapshot(repo, token)
     manifest = read_manifest(snapshot)
     damaged = [fault.partition(":")[0] for fault in find_damage(snapshot, manifest)]

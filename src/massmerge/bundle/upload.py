@@ -1,16 +1,18 @@
-"""Puts a bundle, or a static merge, on the hub, in one commit. Does not import transformers."""
+"""Puts a bundle, or a static merge, on the hub in one commit, or at an address. Does not import transformers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from massmerge.bundle.layout import BASE_WEIGHTS, CARD, MANIFEST
 from massmerge.bundle.manifest import find_damage, read_manifest
+from massmerge.bundle.stored import publish
 from massmerge.errors import DamageError, InputError, listing
+from massmerge.io.addresses import is_address
 from massmerge.io.hub import client_options, hub_errors, is_repository
 
 _OTHERS = {".gitattributes", CARD, "LICENSE"}
@@ -24,7 +26,7 @@ class Push:
     repo: str
     revision: str
     url: str | None
-    """The commit's page; none where nothing was sent."""
+    """The commit's page; none at an address, and where nothing was sent."""
     commit: str | None
     files: int
     bytes: int
@@ -32,6 +34,8 @@ class Push:
     """Files of the bundle that was there before and are not part of this one."""
     local_paths: tuple[str, ...] = ()
     """Absolute paths of this machine that the bundle names, and that others will read."""
+    sent: bool = False
+    """Whether it lies at an address now, which has no commits."""
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data."""
@@ -55,7 +59,7 @@ def push_bundle(
 
     Args:
         bundle: the bundle's folder; every checksum is compared first.
-        repo: the repository, `me/name`; it is created if there is none.
+        repo: the repository, `me/name`, which is created if there is none; or an address, where the manifest is sent last.
         private: create a private repository. One that exists stays as it is.
         revision: the branch to commit to; it is created if there is none.
         message: of the commit.
@@ -66,8 +70,8 @@ def push_bundle(
         InputError: not a bundle, damaged, or not usable elsewhere; not a repository's name, or one with another model in it.
         MassError: the hub cannot be reached.
     """
-    if not is_repository(repo, with_revision=False):
-        raise InputError(f"{repo}: not a name of a repository. Write me/name; --revision is the branch.")
+    if not is_repository(repo, with_revision=False) and not is_address(repo):
+        raise InputError(f"{repo}: not a name of a repository. Write me/name, or an address; --revision is the branch.")
     folder = Path(bundle)
     manifest = read_manifest(folder)
     if faults := find_damage(folder, manifest):
@@ -78,8 +82,11 @@ def push_bundle(
     done = Push(repo, revision, None, None, len(names), size, local_paths=_local_paths(manifest))
     if dry_run:
         return done
+    if is_address(repo):
+        publish(folder, repo.rstrip("/"))
+        return replace(done, sent=True)
     commit, removed = _send(folder, names, repo, private, revision, message, token)
-    return Push(**asdict(done) | {"url": commit.commit_url, "commit": commit.oid, "removed": tuple(removed)})
+    return replace(done, url=commit.commit_url, commit=commit.oid, removed=tuple(removed), sent=True)
 
 
 def _send(

@@ -19,6 +19,7 @@ from massmerge.engines.job import Engine
 from massmerge.engines.local import LocalEngine
 from massmerge.errors import InputError, MassError
 from massmerge.io.checksums import file_sha256
+from massmerge.io.remote import RemoteFile
 
 _T = TypeVar("_T")
 _Stamp = tuple[int, int, int]
@@ -55,6 +56,7 @@ class SourceFiles:
 
     def __init__(self) -> None:
         self._files: dict[Path, _Watched] = {}
+        self._remote: dict[RemoteFile, str] = {}
         self._lock, self._rewritten = Lock(), 0
 
     @classmethod
@@ -71,7 +73,18 @@ class SourceFiles:
         """Watch the files of a base, expert or processor, which is given back."""
         for path in source.files():
             self.add(who, path)
+        self._remote |= dict.fromkeys(source.weights.values(), who)
         return source
+
+    def refuse_changed_remote(self) -> None:
+        """Refuse files of stores that are not those that were looked up: nothing tells when each of their ranges was read.
+
+        Raises:
+            MassError: one has changed.
+        """
+        for file, who in self._remote.items():
+            if file.changed():
+                raise MassError(f"{who}: {file} changed while it was being read. Nothing was written. Run again.")
 
     def add(self, who: str, path: Path, sha256: str | None = None) -> None:
         """Watch one file; its checksum is worked out when it is needed, unless it is known."""

@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 
 from massmerge.bundle.layout import MOVED, work_folder
 from massmerge.errors import MassError
+from massmerge.io.addresses import is_address
 from massmerge.io.durable import exchange, sync_folder, sync_tree
 
 _LOCK = "lock"
@@ -133,6 +134,8 @@ def in_words(work: Path) -> Iterator[None]:
 
 def _words(error: OSError, work: Path) -> str:
     """What happened to the disk during a command, and what to do."""
+    if isinstance(error.filename, str) and is_address(error.filename):
+        return f"{error.filename}: cannot be read or written ({error.strerror}). Run the same command to resume."
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else work
     ours = path.parent == work.parent or path.is_relative_to(work) or work.is_relative_to(path)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -98,7 +98,7 @@ class AdapterExpert:
     @property
     def at_hand(self) -> bool:
         """Whether the adapter was downloaded."""
-        return self.source.path is not None
+        return self.source.at_hand
 
     def changes(self, name: str, base: Base) -> bool:
         """Whether a tensor differs; what the two matrices update is taken to."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from massmerge.errors import InputError, listing
-from massmerge.io.tensor_file import TensorInfo, read_start, read_tensor
+from massmerge.io.tensor_file import TensorInfo, first_look, read_tensor
 
 # Field numbers of onnx.proto.
 _GRAPH = 7
@@ -91,7 +91,7 @@ class OnnxStore:
 
     def start(self, name: str, skip: int = 0) -> bytes | None:
         """The first bytes of a tensor that is not transposed."""
-        return None if name in self._transposed else read_start(self._stored[name], skip)
+        return None if name in self._transposed else first_look(self._stored[name], skip)
 
     def _take(self, node: _Node, weights: dict[str, TensorInfo]) -> str | None:
         """Give a weight the name that an operation knows it by; returns the name that it has in the file."""

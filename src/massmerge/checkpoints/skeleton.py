@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -81,8 +82,9 @@ class Reading:
         return _convert(self, [store.read(key) for key in self.keys], config)[self.target]
 
     def stored(self, store: Store) -> TensorInfo | None:
-        """Where the tensor lies in its file as it is; none if it is put together, or in a file of another kind."""
-        return self.info if self.converter is None and isinstance(store, SafetensorsStore) else None
+        """Where the tensor lies in its file as it is; none if it is put together, in another kind of file, or in a store."""
+        plain = self.converter is None and isinstance(store, SafetensorsStore)
+        return self.info if plain and isinstance(self.info.path, Path) else None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where a base, an expert or a head comes from: a folder, a file, or a hub id with an optional revision."""
+"""Where a base, an expert or a head comes from: a folder, a file, an address, or a hub id with an optional revision."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from massmerge.checkpoints.addressed import Addressed, find_addressed
 from massmerge.checkpoints.gguf import refuse_gguf
+from massmerge.checkpoints.open_clip import CONFIG as OPEN_CLIP
 from massmerge.checkpoints.open_clip import named_as_transformers
 from massmerge.checkpoints.sentence_folder import MODULES, backbone_folder, read_modules
-from massmerge.checkpoints.stores import HeaderStore, Store, open_file, open_folder, weight_files
+from massmerge.checkpoints.stores import HeaderStore, Store, open_file, open_folder, open_remote, weight_files
 from massmerge.errors import InputError
+from massmerge.io.addresses import hub_id, is_address
 from massmerge.io.hub import first_line, split_revision
+from massmerge.io.remote import RemoteFile
 from massmerge.io.tensor_file import DTYPES, TensorInfo
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?(@[\w./-]+)?")
@@ -28,6 +32,10 @@ PROCESSOR_FILES = (
     "preprocessor_config.json", "processor_config.json", "image_processor_config.json",
 )  # fmt: skip
 
+_KNOWN = (
+    "config.json", "adapter_config.json", "generation_config.json", OPEN_CLIP, MODULES, SETFIT, CARD, *PROCESSOR_FILES
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Source:
@@ -35,18 +43,34 @@ class Source:
 
     text: str
     path: Path | None = None
-    """The folder or file on this machine; none for a hub repository of which only headers were fetched."""
+    """The folder or file on this machine; none for an address, and a hub repository of which only headers were fetched."""
     revision: str | None = None
-    """The hub's commit, so that a bundle says what it was made from."""
+    """The hub's commit or the versions of an address's files, so that a bundle says what it was made from."""
     remote: dict[str, Path] = field(default_factory=dict)
-    """Small files fetched from a repository that has not been downloaded."""
+    """Small files fetched from a repository or an address that has not been downloaded."""
     outer: Path | None = None
     """The folder that was named, where the backbone lies in a folder inside it."""
+    weights: dict[str, RemoteFile] = field(default_factory=dict)
+    """Files of an address that are read by ranges."""
+    readable: bool = False
+    """Whether tensors are read from there, and not only headers."""
 
     @property
     def is_file(self) -> bool:
         """Whether this is a single state-dict file, without a configuration of its own."""
+        if self.weights:
+            return not self.remote and self.text.endswith(tuple(self.weights))
         return self.path is not None and self.path.is_file()
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether its tensors can be read; of a hub repository that was not downloaded only headers are known."""
+        return self.path is not None or self.readable
+
+    @property
+    def configs(self) -> Path | None:
+        """The folder of its configurations on this machine."""
+        return self.path if self.path is not None else next((path.parent for path in self.remote.values()), None)
 
     def file(self, name: str) -> Path | None:
         """A file of the folder, or none."""
@@ -74,7 +98,9 @@ class Source:
 
     def store(self, stem: str = "model", pickle_stem: str = "pytorch_model") -> Store:
         """The tensors: of the file, of the folder's weights, or the headers of a hub repository."""
-        if self.path is None:
+        if self.weights:
+            store = open_remote(self.text, self.configs or Path(), self.weights, stem)
+        elif self.path is None:
             store = _remote_headers(self.text, f"{stem}.safetensors")
         else:
             store = open_file(self.path) if self.path.is_file() else open_folder(self.path, stem, pickle_stem)
@@ -100,19 +126,27 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def find_source(text: str, relative_to: Path, *, download: bool) -> Source:
+def find_source(text: str, relative_to: Path, *, download: bool, whole: bool = False) -> Source:
     """Find what a recipe names.
 
     Args:
-        text: a path, absolute or relative to the recipe, or a hub id such as `me/model` or `me/model@revision`.
+        text: a path, absolute or relative to the recipe, an address, or a hub id such as `me/model` or `me/model@revision`.
         relative_to: the recipe's folder.
-        download: whether a hub repository's weights are fetched, or only its configuration and headers.
+        download: whether a hub repository's weights are fetched and those of an address may be read, or only configuration
+            and headers.
+        whole: whether weights of an address are fetched too, for who maps them.
 
     Raises:
         InputError: it does not exist.
     """
     if "\0" in text:
         raise InputError(f"{text!r}: not a valid name for a file or folder.")
+    if (repository := hub_id(text)) is not None:
+        return _find_on_hub(repository, Path(repository), download=download)
+    if is_address(text):
+        refuse_gguf(text, Path(text))
+        found = find_addressed(text.rstrip("/"), _KNOWN, download=download, whole=whole)
+        return _remote(found, readable=download)
     path = relative_to / Path(text).expanduser()
     if path.exists():
         refuse_gguf(text, path.resolve())
@@ -126,6 +160,16 @@ def _found(text: str, path: Path, revision: str | None = None) -> Source:
     """A source on this machine; the backbone of sentence-transformers may lie in a folder inside."""
     inside = backbone_folder(path) if path.is_dir() else path
     return Source(text, inside, revision, outer=None if inside == path else path)
+
+
+def _remote(found: Addressed, *, readable: bool) -> Source:
+    """A source at an address; weights that cannot be read by ranges are on this machine already."""
+    if not found.weights:
+        return _found(found.address, found.folder, found.revision)
+    folder, inside = found.folder, found.inside
+    below = "" if inside == folder else f"{inside.relative_to(folder).as_posix()}/"
+    weights = {name.removeprefix(below): f for name, f in found.weights.items() if name.startswith(below)}
+    return Source(found.address, None, found.revision, found.small(), weights=weights, readable=readable)
 
 
 def _find_on_hub(text: str, path: Path, *, download: bool) -> Source:

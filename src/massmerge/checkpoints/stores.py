@@ -6,7 +6,7 @@ import json
 import pickle
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from massmerge.checkpoints.onnx_file import OnnxStore
 from massmerge.errors import InputError, listing
-from massmerge.io.tensor_file import TensorInfo, map_file, read_header, read_start, read_tensor, tensor_in
+from massmerge.io.remote import RemoteFile
+from massmerge.io.tensor_file import TensorInfo, first_look, map_file, read_header, read_tensor, tensor_in
+
+INDEX = ".index.json"
 
 
 class Store(Protocol):
@@ -39,7 +42,7 @@ class Store(Protocol):
 class SafetensorsStore:
     """One safetensors file, or several that together hold one state dict."""
 
-    def __init__(self, paths: list[Path]) -> None:
+    def __init__(self, paths: Sequence[Path | RemoteFile]) -> None:
         self.infos: dict[str, TensorInfo] = {}
         self._mapped: dict[Path, Tensor] = {}
         for path in paths:
@@ -51,12 +54,12 @@ class SafetensorsStore:
 
     def start(self, name: str, skip: int = 0) -> bytes | None:
         """The first bytes of a tensor, from its file."""
-        return read_start(self.infos[name], skip)
+        return first_look(self.infos[name], skip)
 
     def mapped(self, name: str) -> Tensor:
         """The tensor of that name where it lies in its file; the file must stay as it is."""
         info = self.infos[name]
-        assert info.path is not None
+        assert isinstance(info.path, Path), "who maps files has downloaded them"
         if info.path not in self._mapped:
             self._mapped[info.path] = map_file(info.path)
         return tensor_in(self._mapped[info.path], info)
@@ -81,12 +84,12 @@ class PickleStore:
         info = self.infos[name]
         if name in self._plain:
             return read_tensor(info)
-        assert info.path is not None
+        assert isinstance(info.path, Path)
         return _load_pickle(info.path)[name].detach().clone()
 
     def start(self, name: str, skip: int = 0) -> bytes | None:
         """The first bytes of a tensor that is stored as it is."""
-        return read_start(self.infos[name], skip) if name in self._plain else None
+        return first_look(self.infos[name], skip) if name in self._plain else None
 
 
 def _places(path: Path) -> dict[str, TensorInfo]:
@@ -159,6 +162,8 @@ _KINDS: dict[str, Callable[[list[Path]], Store]] = {
     ".bin": PickleStore,
     ".onnx": lambda paths: OnnxStore(paths[0]),
 }
+WEIGHTS = tuple(_KINDS)
+"""The endings of files with weights."""
 
 
 def open_file(path: Path) -> Store:
@@ -180,18 +185,59 @@ def weight_files(folder: Path, stem: str = "model", pickle_stem: str = "pytorch_
     Raises:
         InputError: there are none, or some of them are missing.
     """
-    for name in (f"{stem}.safetensors", f"{pickle_stem}.bin", f"{stem}.onnx"):
+    for name in _whole_names(stem, pickle_stem):
         if (folder / name).is_file():
             return [folder / name]
-        if (folder / f"{name}.index.json").is_file():
-            return _shards(folder, folder / f"{name}.index.json")
+        if (folder / f"{name}{INDEX}").is_file():
+            return _shards(folder, folder / f"{name}{INDEX}")
     raise InputError(
         f"{folder}: contains no weights; looked for {stem}.safetensors, {pickle_stem}.bin, their .index.json, and "
         f"{stem}.onnx."
     )
 
 
+def _whole_names(stem: str, pickle_stem: str) -> tuple[str, ...]:
+    return f"{stem}.safetensors", f"{pickle_stem}.bin", f"{stem}.onnx"
+
+
+def weight_names(stem: str, pickle_stem: str) -> Iterator[str]:
+    """What `weight_files` looks for: the files of weights that are not sharded, and the indexes of those that are."""
+    for name in _whole_names(stem, pickle_stem):
+        yield from (name, f"{name}{INDEX}")
+
+
+def open_remote(address: str, folder: Path, files: Mapping[str, RemoteFile], stem: str = "model") -> Store:
+    """A store over the safetensors of an address: a lone file, or those of a folder.
+
+    Args:
+        address: for messages.
+        folder: where an index is, if there is one.
+        files: the files by name.
+        stem: the name of weights that are not sharded.
+
+    Raises:
+        InputError: there are none, or shards are missing.
+    """
+    whole, index = f"{stem}.safetensors", folder / f"{stem}.safetensors{INDEX}"
+    if whole in files or not index.is_file():
+        names = [whole] if whole in files else list(files)[: len(files) == 1]
+    else:
+        names = _shard_names(index)
+    missing = [name for name in names if name not in files]
+    if missing or not names:
+        raise InputError(f"{address}: weights are missing:{listing(missing or [whole])}\n  Copy the checkpoint again.")
+    return SafetensorsStore([files[name] for name in names])
+
+
 def _shards(folder: Path, index: Path) -> list[Path]:
+    names = _shard_names(index)
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise InputError(f"{folder}: shards are missing:{listing(missing)}\n  Download the checkpoint again.")
+    return [folder / name for name in names]
+
+
+def _shard_names(index: Path) -> list[str]:
     try:
         names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -200,7 +246,4 @@ def _shards(folder: Path, index: Path) -> list[Path]:
         raise InputError(f"{index}: names no shards. Download or save the checkpoint again.")
     if any(Path(name).name != name for name in names):
         raise InputError(f"{index}: names a shard outside of its folder.")
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise InputError(f"{folder}: shards are missing:{listing(missing)}\n  Download the checkpoint again.")
-    return [folder / name for name in names]
+    return names

@@ -9,8 +9,11 @@ from typing import Any
 
 import click
 
+from massmerge.bundle.download import find_bundle
 from massmerge.engines.choose import opened_engine
 from massmerge.errors import InputError
+from massmerge.io.addresses import is_address
+from massmerge.io.remote_cache import staging_path
 from massmerge.model.row_job import EngineModel
 
 workers_option = click.option(
@@ -47,10 +50,10 @@ def engine_model(
         raise InputError("--engine needs --out FILE: rows and answers pass through a folder beside it.")
     if cache != "0":
         raise InputError("--cache is of one process: leave it out, or --engine.")
-    target = Path(out).resolve()
+    target = (staging_path(out) if is_address(out) else Path(out)).resolve()
     work = target.with_name(f".{target.name}.parts")
     with (
         opened_engine(engine, workers) as chosen,
-        EngineModel.opened(bundle, chosen, work, loading=loading, seen=seen) as answering,
+        EngineModel.opened(find_bundle(bundle), chosen, work, loading=loading, seen=seen) as answering,
     ):
         yield answering

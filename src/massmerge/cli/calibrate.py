@@ -15,6 +15,7 @@ from massmerge.bundle.reader import Bundle
 from massmerge.cli.common import counting, placement_options, print_json, print_problems, table, verb
 from massmerge.cli.merged import refuse_inside
 from massmerge.errors import InputError, Problem
+from massmerge.io.remote_cache import path_of
 from massmerge.io.rows import is_file_or_folder, read_inputs
 from massmerge.linalg.intervals import Figure
 from massmerge.model.calibrate import KINDS, MOST, Calibration
@@ -96,7 +97,7 @@ def calibrate_by_recipe(
     """
     found = Bundle(out, check=False)
     tasks = found.recipe.tasks
-    paths = {task.name: folder / Path(task.inputs).expanduser() for task in tasks if task.inputs is not None}
+    paths = {task.name: path_of(task.inputs, folder) for task in tasks if task.inputs is not None}
     there = {name: path for name, path in paths.items() if path.exists()}
     kept = {task.name for task in tasks[: tasks_kept(found)]}
     if len(tasks) < 2 or len(there.keys() | kept) < len(tasks) or "router_kind" in found.manifest:

@@ -10,13 +10,15 @@ from typing import Any
 import click
 from tqdm import tqdm
 
+from massmerge.bundle.stored import published
 from massmerge.cli.calibrate import calibrate_by_recipe, show_calibration
 from massmerge.cli.common import engine_option, placement_options, table, verb
 from massmerge.cli.merged import run_shown, show_written
 from massmerge.evaluation.scales import ScaleChoice, choose_scale, with_scale
 from massmerge.evaluation.suite import VALIDATION
+from massmerge.io.addresses import is_address
+from massmerge.merging.addressed_recipe import load_recipe
 from massmerge.merging.run import merge as run_merge
-from massmerge.recipe import Recipe
 
 
 @click.command()
@@ -36,30 +38,38 @@ def merge(
     recipe: str, out: str, workers: int | None, engine: str | None, overwrite: bool, strict: bool, suite: str | None,
     limit: int, device: str, dtype: str, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
-    """Merge the experts of RECIPE into the bundle OUT.
+    """Merge the experts of RECIPE into the bundle OUT; either may be an address such as s3://bucket/out.
 
     If interrupted, run the same command to resume. The result is the same, byte for byte.
     """
     quiet = quiet or as_json
     where = {"device": device, "dtype": dtype}
-    choice = _chosen(recipe, suite, Path(out), limit, workers, where, quiet=quiet) if suite is not None else None
-    given = Recipe.load(recipe) if choice is None else with_scale(Recipe.load(recipe), choice.scale)
-    summary = run_shown(
-        partial(
-            run_merge, given, out, folder=Path(recipe).resolve().parent, workers=workers, engine=engine,
-            overwrite=overwrite, strict=strict, device=device,
-        ),
-        quiet=quiet,
-    )  # fmt: skip
-    if choice is not None:
-        summary["scales"] = {str(scale): round(figure, 4) for scale, figure in choice.figures.items()}
-    folder = Path(recipe).resolve().parent
-    calibrated = None if given.merge.static else calibrate_by_recipe(out, folder, quiet=quiet, **where)
-    if calibrated is not None:
-        summary["calibration"] = calibrated.plain()
+    given, folder = load_recipe(recipe)
+    with published(out, overwrite=overwrite, step=partial(_sending, quiet)) as target:
+        choice = _chosen(recipe, suite, target, limit, workers, where, quiet=quiet) if suite is not None else None
+        given = given if choice is None else with_scale(given, choice.scale)
+        summary = run_shown(
+            partial(
+                run_merge, given, target, folder=folder, workers=workers, engine=engine, overwrite=overwrite,
+                strict=strict, device=device,
+            ),
+            quiet=quiet,
+        )  # fmt: skip
+        if choice is not None:
+            summary["scales"] = {str(scale): round(figure, 4) for scale, figure in choice.figures.items()}
+        calibrated = None if given.merge.static else calibrate_by_recipe(str(target), folder, quiet=quiet, **where)
+        if calibrated is not None:
+            summary["calibration"] = calibrated.plain()
+    summary |= {"path": out} if is_address(out) else {}
     show_written(out, summary, as_json=as_json, quiet=quiet)
     if calibrated is not None and not quiet:
         show_calibration(out, calibrated)
+
+
+def _sending(quiet: bool, name: str) -> None:
+    """Tell which file is on its way to an address."""
+    if not quiet:
+        click.echo(f"sending {name} …", err=True)
 
 
 def _chosen(

@@ -23,6 +23,7 @@ from massmerge.cli.common import (
 )
 from massmerge.cli.plan import describe
 from massmerge.errors import InputError, MassError
+from massmerge.io.addresses import is_address
 from massmerge.merging.open_recipe import OpenedRecipe
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -100,6 +101,8 @@ def _sentence(out: str, summary: dict[str, object]) -> str:
     done = f"{out}: {size(float(str(summary['bytes'])))} in {seconds(float(str(summary['seconds'])))}"
     if summary["method"] == "mass":
         return f"{done}, {summary['ratio']} times the base without heads. Next: mass inspect {out}"
+    if is_address(out):
+        return f"{done}. Next: mass pull {out} FOLDER"
     opener = auto_class(read_manifest(Path(out))["base"]["class"])
     if (Path(out) / "config.json").is_file():
         return f"{done}. Next: {opener}.from_pretrained({out!r})"

@@ -15,7 +15,7 @@ from massmerge.cli.common import hub_bars, print_json, size, verb
 @click.option("--overwrite", is_flag=True, help="Replace a bundle that is at FOLDER.")
 @verb
 def pull(repo: str, folder: str | None, overwrite: bool, as_json: bool, quiet: bool) -> None:
-    """Download REPO (me/name or me/name@revision) from the hub, to FOLDER or to the hub's cache.
+    """Download REPO (me/name, me/name@revision or an address) to FOLDER, or to a cache.
 
     Every checksum is compared. Run the same command again to resume a download that was interrupted.
     """

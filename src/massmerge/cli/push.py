@@ -19,7 +19,7 @@ from massmerge.cli.common import hub_bars, plural, print_json, size, verb
 def push(
     bundle: str, repo: str, private: bool, revision: str, message: str | None, dry_run: bool, as_json: bool, quiet: bool
 ) -> None:
-    """Upload BUNDLE to the hub as REPO (me/name).
+    """Upload BUNDLE to the hub as REPO (me/name), or to an address such as s3://bucket/name.
 
     One commit holds all of it. Run the same command again to resume an upload that was interrupted. Needs a token that may
     write: `hf auth login`, or HF_TOKEN.
@@ -39,6 +39,8 @@ def push(
 def describe(done: Push) -> str:
     """A push for the terminal."""
     what = f"{plural(done.files, 'file')}, {size(done.bytes)}"
+    if done.sent and done.commit is None:
+        return f"{done.repo}: {what}\nNext: `mass predict {done.repo} INPUT…`"
     if done.commit is None:
         return f"would send to {done.repo}, branch {done.revision}: {what}"
     gone = f"; {plural(len(done.removed), 'file')} of the bundle before removed" if done.removed else ""

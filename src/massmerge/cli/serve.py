@@ -37,7 +37,7 @@ def _upstream(options: dict[str, Any], key_file: Path | None) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("bundle", type=click.Path(file_okay=False))
 @click.option("--route-only", is_flag=True, help="Load only what names tasks: POST /v1/route, and --upstream.")
 @click.option(
     "--upstream",
@@ -164,7 +164,7 @@ def _upstream(options: dict[str, Any], key_file: Path | None) -> dict[str, Any]:
 )
 @verb
 def serve(
-    bundle: Path,
+    bundle: str,
     api_key_file: Path | None,
     upstream_key_file: Path | None,
     as_json: bool,

@@ -16,6 +16,9 @@ import click
 
 from massmerge.cli.common import escaped, plural, writing
 from massmerge.errors import InputError, MassError
+from massmerge.io.addresses import is_address
+from massmerge.io.remote import put
+from massmerge.io.remote_cache import staging_path
 from massmerge.model.answers import Generation, Prediction
 
 _COLUMNS = (
@@ -164,7 +167,11 @@ class _Counted:
 
 @contextmanager
 def open_writer(form: str, out: str | None) -> Iterator[Writer]:
-    """A writer to standard output, or to a file that appears when all answers are in it."""
+    """A writer to standard output, or to a file or an address where they appear when all answers are in."""
+    if out is not None and is_address(out):
+        with _sent(out) as copy, open_writer(form, copy) as writer:
+            yield writer
+        return
     draft = None if out is None else _draft_of(out)
     if out is None:
         yield TableWriter() if form == "table" else _text_writer(form, sys.stdout)
@@ -174,6 +181,17 @@ def open_writer(form: str, out: str | None) -> Iterator[Writer]:
     else:
         with writing(out, draft), _replacing(out, draft, form) as writer:
             yield writer
+
+
+@contextmanager
+def _sent(address: str) -> Iterator[str]:
+    """A file in the cache that is sent to an address when all answers are in it."""
+    copy = staging_path(address)
+    copy.unlink(missing_ok=True)
+    yield str(copy)
+    if copy.is_file():
+        put(copy, address)
+        shutil.rmtree(copy.parent)
 
 
 def _draft_of(out: str) -> Path | None:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from massmerge.errors import InputError, MassError
 from massmerge.evaluation.suite import SuiteTask
+from massmerge.io.remote_cache import path_of
 from massmerge.io.rows import IMAGE_SUFFIXES, TABLE_SUFFIXES, read_table
 
 _TEXT_SUFFIXES = {".txt", ".md"}
@@ -227,7 +228,7 @@ def open_source(task: SuiteTask, folder: Path, split: str | None, *, image: bool
     """Where a task's rows lie; relative paths start from `folder`."""
     if task.dataset is not None:
         return DatasetSource(task, folder, split, image=image)
-    path = folder / Path(task.place(split)).expanduser()
+    path = path_of(task.place(split), folder)
     if task.folder is not None:
         return FolderSource(path, image=image)
     return TableSource(path, task.columns, task.label_column, image=image)

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, TextIO
 from PIL import Image, UnidentifiedImageError
 
 from massmerge.errors import InputError, MassError
+from massmerge.io.addresses import is_address, split_address
+from massmerge.io.remote_cache import local_rows
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 csv.field_size_limit(10**8)  # a cell may hold a book; 128 KiB is the default
@@ -49,11 +51,20 @@ def read_inputs(
     """Every input that a command line names, one after the other; what cannot be read is an input that is an error.
 
     `-` is standard input, one input per line. A text file gives one input per line, a table one per row, a folder one per
-    file. For a text model anything that is not a file is the text itself, unless it looks like the name of one. `column` and
-    `session` are columns of tables. Pictures in tables are given as bytes unless they are to be `decoded`. With `whole`,
-    standard input and text files are one input each, and a list in a table stays one.
+    file. What lies at an address is copied to the cache first. For a text model anything that is not a file is the text
+    itself, unless it looks like the name of one. `column` and `session` are columns of tables. Pictures in tables are given
+    as bytes unless they are to be `decoded`. With `whole`, standard input and text files are one input each, and a list in
+    a table stays one.
     """
     for argument in given:
+        if is_remote(argument):
+            copies = local_rows(argument)
+            named = {str(copy): f"{argument}/{copy.name}" if len(copies) > 1 else argument for copy in copies}
+            options = {"column": column, "session": session, "decoded": decoded, "whole": whole}
+            for row in read_inputs(named, image=image, **options):  # type: ignore[arg-type]
+                start = next((copy for copy in named if row.name.startswith(copy)), "")
+                yield row._replace(name=named.get(start, "") + row.name.removeprefix(start))
+            continue
         path = Path(argument)
         if argument == "-":
             yield from _lines("-", ["".join(stdin or [])] if whole else stdin or [])
@@ -74,9 +85,17 @@ def read_inputs(
             yield NamedInput(argument if len(argument) <= 60 else argument[:57] + "…", argument)
 
 
+def is_remote(argument: str) -> bool:
+    """Whether an argument is the address of inputs. A link to a web page may be a text: there the ending must tell."""
+    if not is_address(argument) or any(map(str.isspace, argument)):
+        return False
+    web = split_address(argument)[0] in ("http", "https")
+    return not web or Path(argument).suffix.lower() in TABLE_SUFFIXES | IMAGE_SUFFIXES | {".txt", ".md"}
+
+
 def is_file_or_folder(argument: str) -> bool:
     """Whether an argument is something to read from; what is not may be a text, or a slip of the pen."""
-    return _exists(Path(argument)) or _is_folder(Path(argument))
+    return _exists(Path(argument)) or _is_folder(Path(argument)) or is_remote(argument)
 
 
 def _exists(path: Path) -> bool:

@@ -11,6 +11,8 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from massmerge.errors import InputError
+from massmerge.io.remote import RemoteFile
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -28,6 +31,7 @@ _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _HEADER_LIMIT = 100_000_000  # the format's own limit
 _COUNT_LIMIT = 1 << 48  # more than any disk holds, and few enough that torch can multiply two of them
 _START = 1 << 16
+_FEW = 1 << 12
 _COPIED = 1 << 19  # bytes at a time; a buffer that is used again costs no new pages
 
 
@@ -37,7 +41,7 @@ class TensorInfo:
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    path: Path | None = None
+    path: Path | RemoteFile | None = None
     offset: int = 0
 
     @property
@@ -50,14 +54,14 @@ class TensorInfo:
         return self.path is not None and (self.path, self.offset) == (other.path, other.offset)
 
 
-def read_header(path: Path) -> dict[str, TensorInfo]:
+def read_header(path: Path | RemoteFile) -> dict[str, TensorInfo]:
     """The tensors of a safetensors file, from its header alone.
 
     Raises:
         InputError: the file is not a safetensors file, or is truncated.
     """
     try:
-        size = path.stat().st_size
+        size = path.stat().st_size if isinstance(path, Path) else path.size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, _HEADER_LIMIT):
@@ -98,7 +102,7 @@ def _whole(number: Any) -> int:
     return number
 
 
-def _info(entry: dict[str, Any], path: Path, start: int) -> TensorInfo:
+def _info(entry: dict[str, Any], path: Path | RemoteFile, start: int) -> TensorInfo:
     shape = tuple(map(_whole, entry["shape"]))
     begin, stop = map(_whole, entry["data_offsets"])
     info = TensorInfo(shape, DTYPES[str(entry["dtype"])], path, start + begin)
@@ -124,7 +128,7 @@ def _filled(buffer: memoryview, info: TensorInfo) -> Iterator[memoryview]:
         while left:
             view, done = buffer[:left], 0
             while done < len(view):
-                count = file.readinto(view[done:])
+                count = cast(RawIOBase, file).readinto(view[done:])
                 if not count:
                     raise InputError(f"{info.path}: truncated while it was being read. Download or save it again.")
                 done += count
@@ -132,12 +136,23 @@ def _filled(buffer: memoryview, info: TensorInfo) -> Iterator[memoryview]:
             yield view
 
 
-def read_start(info: TensorInfo, skip: int = 0) -> bytes:
+def read_start(info: TensorInfo, skip: int = 0, most: int = _START) -> bytes:
     """The first bytes of a stored tensor, or the first after so many."""
     assert info.path is not None, "the tensor's data is not on this machine"
     with info.path.open("rb", buffering=0) as file:
         file.seek(info.offset + skip)
-        return file.read(min(info.nbytes - skip, _START))
+        return file.read(min(info.nbytes - skip, most))
+
+
+def first_look(info: TensorInfo, skip: int = 0) -> bytes:
+    """The first bytes of a stored tensor; few of them where each look is a request."""
+    return _remote_start(info, skip) if isinstance(info.path, RemoteFile) else read_start(info, skip)
+
+
+@lru_cache(maxsize=8192)
+def _remote_start(info: TensorInfo, skip: int) -> bytes:
+    """The first few bytes of a tensor in a store, kept: each expert is compared with the same base."""
+    return read_start(info, skip, _FEW)
 
 
 def read_tensor(info: TensorInfo) -> Tensor:
@@ -204,8 +219,15 @@ def write_stream(path: Path, infos: dict[str, TensorInfo], data: Iterable[memory
         for info, given in zip(infos.values(), data, strict=True):
             if given.nbytes != info.nbytes:
                 raise ValueError(f"{path}: {given.nbytes} bytes for a tensor of {info.nbytes}")
-            for piece in _filled(buffer, given) if isinstance(given, TensorInfo) else (given,):
+            for piece in _pieces(buffer, given):
                 file.write(piece)
+
+
+def _pieces(buffer: memoryview, given: memoryview | TensorInfo) -> Iterable[memoryview]:
+    """The bytes of a tensor; from a store they come with one request."""
+    if not isinstance(given, TensorInfo):
+        return (given,)
+    return (memoryview(read_bytes(given)),) if isinstance(given.path, RemoteFile) else _filled(buffer, given)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from massmerge.bundle.layout import STATIC_RECIPE
 from massmerge.checkpoints.backbone import auto_class
 from massmerge.checkpoints.terms import Terms, terms_of, with_front_matter
+from massmerge.io.hub import is_repository
 from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.merging.plan import TaskPlan
 
@@ -143,7 +144,7 @@ def _labels(task: TaskPlan) -> str:
 def _named(task: TaskPlan) -> str:
     """An expert by its name on the hub; one of a folder has none that others know."""
     name = task.source.partition("@")[0]
-    return f"[{name}](https://huggingface.co/{name})" if task.revision else "a local one"
+    return f"[{name}](https://huggingface.co/{name})" if task.revision and is_repository(name) else "a local one"
 
 
 def _licences(prepared: OpenedRecipe) -> str:

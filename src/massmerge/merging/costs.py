@@ -53,6 +53,7 @@ def merge_seconds(
                 total += 6 * (m + n) * limit**2 / THIN_SPEED + TENSOR_SECONDS
             else:
                 total += 2 * m * n * small / PRODUCT_SPEED + 1.4 * small**3 / EIGEN_SPEED
+                total += 2 * t.nbytes / DISK_SPEED  # an expert is hashed, then read, compared and subtracted
         total += 2 * (sum(t.ranks) ** 2) * (m + n) / PRODUCT_SPEED
     return round(total / workers + 3 * (sizes.counted - (not base_read) * sizes.base) / DISK_SPEED + 0.5, 1)
 

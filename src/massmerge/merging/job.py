@@ -81,7 +81,7 @@ class MergeJob(EngineJob):
         other = [name for name, expert in prepared.experts.items() if expert.source.revision != revisions[name]]
         if other or prepared.base.source.revision != self.plan.base_revision:
             raise InputError(
-                f"{', '.join(other) or 'base'}: the hub has another revision now. Name the revision in the recipe."
+                f"{', '.join(other) or 'base'}: its hub or store has another revision now. Run the command again."
             )
         return prepared
 

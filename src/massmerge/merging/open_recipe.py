@@ -22,8 +22,11 @@ from massmerge.checkpoints.experts import task_model
 from massmerge.checkpoints.open_clip import OpenClipStore
 from massmerge.checkpoints.towers import has_towers, vision_tower
 from massmerge.errors import InputError, Problem, problems_error
+from massmerge.io.addresses import is_address
 from massmerge.io.placement import Placement
+from massmerge.io.remote_cache import path_of
 from massmerge.io.untrusted import CONFIGS, refuse_code
+from massmerge.merging.addressed_recipe import load_recipe
 from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.heads import HeadSource, find_base_head
 from massmerge.merging.heads.sources import named_files
@@ -76,7 +79,7 @@ def make_plan(recipe: Recipe | str | Path, folder: str | Path | None = None) -> 
     """What a merge of this recipe would do; reads configurations, headers, and of weights which tensors experts change.
 
     Args:
-        recipe: a recipe, or the path of one.
+        recipe: a recipe, or the path or address of one.
         folder: what relative paths in the recipe start from; the recipe's own folder if a path is given.
 
     Raises:
@@ -88,9 +91,7 @@ def make_plan(recipe: Recipe | str | Path, folder: str | Path | None = None) -> 
 
 def recipe_and_folder(recipe: Recipe | str | Path, folder: str | Path | None) -> tuple[Recipe, Path]:
     """A recipe given as an object or as a path, with the folder that its own paths are relative to."""
-    if isinstance(recipe, Recipe):
-        return recipe, Path(folder or ".")
-    return Recipe.load(recipe), Path(folder) if folder is not None else Path(recipe).resolve().parent
+    return (recipe, Path(folder or ".")) if isinstance(recipe, Recipe) else load_recipe(recipe, folder)
 
 
 def open_recipe(
@@ -120,7 +121,8 @@ def open_recipe(
 
     for task in tasks:
         for text in named_files([task]):
-            files.add(f"task {task.name}", folder / Path(text).expanduser())
+            if (path := attempt(f"task {task.name}", partial(path_of, text, folder))) is not None:
+                files.add(f"task {task.name}", path)
     sources = {
         task.name: attempt(f"task {task.name}", partial(find, f"task {task.name}", task.expert)) for task in tasks
     }
@@ -223,7 +225,9 @@ def _input_problems(recipe: Recipe, tasks: list[TaskRecipe], folder: Path, kept:
     """Inputs to calibrate with that are not there, and tasks without any."""
     given = [task for task in tasks if task.inputs is not None]
     for task in given:
-        if not (folder / Path(str(task.inputs)).expanduser()).exists():
+        if is_address(str(task.inputs)):
+            continue  # they are looked for when they are read
+        if not path_of(str(task.inputs), folder).exists():
             yield Problem(f"task {task.name}", f"inputs: {task.inputs}: no such file or folder.")
     without = [task.name for task in recipe.tasks if task.inputs is None and task.name not in kept]
     if given and recipe.merge.static:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -141,11 +142,14 @@ def touched_by(prepared: OpenedRecipe, expert: Expert) -> set[str]:
     names = expert.names()
     if prepared.recipe.merge.static or not _at_hand(prepared, expert):  # a static merge shares out no bytes
         return names
-    return {name for name in names if expert.changes(name, prepared.base)}
+    # Of sources in stores each look is a request, which waits longer than it works.
+    with ThreadPoolExecutor(16 if expert.source.weights else 1) as pool:
+        changed = pool.map(lambda name: expert.changes(name, prepared.base), ordered := sorted(names))
+        return {name for name, differs in zip(ordered, changed, strict=True) if differs}
 
 
 def _at_hand(prepared: OpenedRecipe, expert: Expert) -> bool:
-    return prepared.base.source.path is not None and expert.at_hand
+    return prepared.base.source.at_hand and expert.at_hand
 
 
 def _ranks_known(prepared: OpenedRecipe) -> bool:

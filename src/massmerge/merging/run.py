@@ -17,12 +17,15 @@ from massmerge.bundle.layout import PROCESSOR
 from massmerge.bundle.manifest import FileEntry
 from massmerge.bundle.merge_folder import MergeFolder, recover, refuse_target
 from massmerge.bundle.parts import tensor_key
+from massmerge.bundle.stored import published
 from massmerge.engines.choose import opened_engine
 from massmerge.engines.job import Engine
 from massmerge.engines.local import LocalEngine
 from massmerge.engines.unit import Unit
 from massmerge.errors import InputError, MassError, Problem, problems_error
+from massmerge.io.addresses import is_address
 from massmerge.io.placement import Placement
+from massmerge.io.remote_cache import path_of
 from massmerge.io.tensor_file import read_tensor
 from massmerge.merging.findings import findings
 from massmerge.merging.heads.sources import named_files
@@ -85,8 +88,8 @@ def merge(
     The same recipe gives the same bytes, whatever the number of workers; an interrupted merge resumes when it is run again.
 
     Args:
-        recipe: a recipe, or the path of one.
-        out: the folder to write.
+        recipe: a recipe, or the path or address of one.
+        out: the folder to write, or the address to publish it at.
         folder: what relative paths in the recipe start from; the recipe's own folder if a path is given.
         workers: tensors that are worked on at the same time, each by one core; all cores by default.
         engine: where the work runs: `local` (threads of this process, the default), `ray`, `ray://host:port`, or an engine.
@@ -98,7 +101,7 @@ def merge(
         planned: is called with the plan before any work.
 
     Returns:
-        The folder that was written.
+        The folder that was written; with an address, that of the copy in the cache.
 
     Raises:
         InputError: recipe or sources are wrong; nothing was written.
@@ -106,11 +109,12 @@ def merge(
     """
     recipe, folder = recipe_and_folder(recipe, folder)
     place = placement_for(engine, device)  # a wrong one is told before the sources are opened
-    with opened_engine(engine, workers) as chosen:
+    step = progress.phase if progress else lambda name: None
+    with published(out, overwrite=overwrite, step=step) as target, opened_engine(engine, workers) as chosen:
         prepared = open_recipe(recipe, folder, download=True, workers=workers_or_all(workers))
         prepared.place = place
         return carry_out(
-            prepared, out, engine=chosen, overwrite=overwrite, strict=strict, progress=progress, planned=planned
+            prepared, target, engine=chosen, overwrite=overwrite, strict=strict, progress=progress, planned=planned
         )
 
 
@@ -162,6 +166,7 @@ def carry_out(
         _tell(findings(prepared, work.parts), progress, strict=strict)
         progress.phase("writing …")
         run.assemble()
+        prepared.files.refuse_changed_remote()
         _refuse_changed(prepared, work)
         work.publish(replacing=overwrite)
     return target
@@ -200,6 +205,8 @@ def check_target(prepared: OpenedRecipe, out: str | Path | None, *, overwrite: b
 
 def _target(prepared: OpenedRecipe, out: str | Path | None, *, overwrite: bool) -> tuple[Path, bool]:
     """The folder to write, and whether a bundle that is there is replaced, as one that is changed in place always is."""
+    if out is not None and is_address(out):
+        raise InputError(f"{out}: write to a folder, then `mass push` it to the address.")
     own = prepared.bundled.bundle.path.resolve() if prepared.bundled else None
     target = own if out is None else Path(out).resolve()
     assert target is not None, "only a bundle can be changed in place"
@@ -284,7 +291,7 @@ def _fingerprint(prepared: OpenedRecipe, engine: Engine) -> str:
         files, base = {name: path for name, path in files.items() if path not in weights}, [base_sha256(prepared.base)]
     if bundled is None:
         files |= {f"{PROCESSOR}/{name}": path for name, path in prepared.processor.items()}
-    files |= {text: prepared.folder / Path(text).expanduser() for text in named_files(prepared.opened)}
+    files |= {text: path_of(text, prepared.folder) for text in named_files(prepared.opened)}
     sums = dict(zip(files, prepared.files.sums(files.values(), engine), strict=True))
     revisions = {s.text: s.revision for s in sources}
     taken = [bundled.bundle.manifest["sha256"]] if bundled else []  # which knows the bytes of all the bundle's files

@@ -31,6 +31,7 @@ from massmerge.bundle.parts import Parts, tensor_key
 from massmerge.checkpoints import Source
 from massmerge.checkpoints.expert_tensors import finite
 from massmerge.errors import InputError
+from massmerge.io.addresses import is_address
 from massmerge.io.tensor_file import TensorInfo, read_tensor, tensor_bytes, write_stream, write_tensors
 from massmerge.io.untrusted import GENERATION_CONFIG
 from massmerge.merging.card import bundle_card, terms_of_all
@@ -125,7 +126,9 @@ def copy_head(prepared: OpenedRecipe, task: TaskRecipe, folder: Path) -> None:
 
 
 def _location(source: Source) -> str:
-    """Where a base that is not copied will be found again: its path, or the hub's repository at its commit."""
+    """Where a base that is not copied will be found again: its path or address, or the hub's repository at its commit."""
+    if is_address(source.text):
+        return source.text
     return f"{source.text.partition('@')[0]}@{source.revision}" if source.revision else str(source.path)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModel
 
+from massmerge.bundle.download import find_bundle
 from massmerge.bundle.layout import HEAD, HEADS, LABELS, STATIC_RECIPE, head_folder
 from massmerge.bundle.manifest import find_damage, read_manifest
 from massmerge.bundle.problem_types import read_problem
@@ -39,7 +40,7 @@ class StaticFolder:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = find_bundle(path)
         manifest = read_manifest(self.path)
         if manifest.get("method") == "mass":
             raise InputError(f"{path}: a bundle. Load it with massmerge.load({str(path)!r}).")

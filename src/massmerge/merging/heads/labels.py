@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from massmerge.errors import InputError
+from massmerge.io.remote_cache import path_of
 
 
 def repeated(labels: tuple[str, ...]) -> str:
@@ -17,7 +18,7 @@ def read_labels(labels: str | list[str], folder: Path) -> tuple[str, ...]:
     """Label names: a list, or a file with one per line or a JSON list."""
     if isinstance(labels, list):
         return tuple(labels)
-    path = folder / Path(labels).expanduser()
+    path = path_of(labels, folder)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

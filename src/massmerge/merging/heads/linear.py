@@ -19,6 +19,7 @@ from massmerge.checkpoints.backbone import feature_width
 from massmerge.checkpoints.sentence import Sentence, find_sentence
 from massmerge.checkpoints.stores import Store, open_file
 from massmerge.errors import InputError, listing
+from massmerge.io.remote_cache import path_of
 from massmerge.io.tensor_file import TensorInfo
 from massmerge.merging.heads.head import HeadSource, refuse_label_count
 from massmerge.merging.heads.labels import read_labels
@@ -66,7 +67,7 @@ def linear_head(task: TaskRecipe, head: FileHead, expert: Expert, base: Base, fo
     Raises:
         InputError: there is no such file, it holds no such layers, or they do not fit each other, the base or the labels.
     """
-    path = folder / Path(head.weights).expanduser()
+    path = path_of(head.weights, folder)
     if not path.is_file():
         raise InputError(f"{head.weights}: no such file (looked for {path.resolve()}).")
     if task.labels is not None:

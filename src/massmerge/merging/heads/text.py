@@ -17,6 +17,7 @@ from massmerge.checkpoints import Base, Source
 from massmerge.checkpoints.pretrained import pretrained_tokenizer
 from massmerge.checkpoints.towers import text_model, text_width
 from massmerge.errors import InputError
+from massmerge.io.remote_cache import path_of
 from massmerge.merging.heads.labels import read_labels
 from massmerge.recipe import TextHead
 
@@ -59,7 +60,7 @@ class TextTower:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        folder = self._source.path
+        folder = self._source.configs
         assert folder is not None, "heads are made in a merge, which has downloaded what it reads"
         try:
             return pretrained_tokenizer(folder)
@@ -139,7 +140,7 @@ def _templates(given: str | list[str], folder: Path) -> tuple[str, ...]:
     if isinstance(given, str):
         if given in template_sets():
             return template_sets()[given]
-        if not (folder / Path(given).expanduser()).is_file():
+        if not path_of(given, folder).is_file():
             known = ", ".join(template_sets())
             raise InputError(f"templates: {given!r} is neither a set nor a file. The sets are {known}.")
     return read_labels(given, folder)

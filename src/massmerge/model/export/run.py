@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from massmerge.bundle.download import find_bundle
 from massmerge.bundle.merge_folder import recover
 from massmerge.bundle.watched_files import SourceFiles
 from massmerge.bundle.work_folder import WorkFolder
@@ -51,7 +52,7 @@ def export_bundle(
     recover(place)  # a bundle that a killed command has moved aside is not gone
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InputError(f"{target}: is there already. Choose another target, or remove it.")
-    files = SourceFiles.of_bundle(Path(bundle))
+    files = SourceFiles.of_bundle(find_bundle(bundle))
     opened = OpenBundle.open(bundle)
     positions = opened.positions(tasks)
     if form != "peft" and tasks is None and len(positions) > 1:
