@@ -108,6 +108,11 @@ def test_icons_are_of_one_size_and_links_to_others_are_left_out(tmp_path):
     ]
 
 
+def test_the_size_of_a_drawing_is_known_before_it_is_opened(tmp_path):
+    Image.new("L", (300, 7)).save(tmp_path / "wide.png")
+    assert games.pixels(tmp_path / "wide.png") == 2100
+
+
 def test_a_squared_picture_has_a_white_margin_and_keeps_its_shape():
     picture = Image.new("RGBA", (30, 30), (0, 0, 0, 0))
     picture.paste((9, 9, 9, 255), (5, 5, 15, 25))
