@@ -33,7 +33,7 @@ DEFAULT_SETS = {
 }
 QUICK_ROWS = 40
 COMPARED_ROWS = 60  # of each task, for the table of all methods: two dozen of them answer every row
-INPUTS_PER_TASK = ("0", "16", "400")
+INPUTS_PER_TASK = ("0", "16", "64", "400")
 RUNG_ROWS = 200
 OWN_TABLES = ("llm",)  # suites whose tables come from scripts of their own
 

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,17 @@ def _origin(name: str) -> list[str]:
         f"{os.cpu_count()} cores, {platform.machine()}, no GPU, torch {torch.__version__.partition('+')[0]}, float32"
     )
     words = "Defaults only, one seed; accuracies in per cent. The bundles' dates stand beside them."
-    return ["```bash norun", command, "```", "", f"Machine: {machine}. {words}", ""]
+    return ["```bash norun", command, "```", "", f"Machine: {machine}. {_commit()}{words}", ""]
+
+
+def _commit() -> str:
+    """The state of the sources, if they are a checkout."""
+    try:
+        asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+        found = subprocess.run(asked, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return f"Commit {found.stdout.strip()}. "
 
 
 def _pictures(report: Path, page: Path, name: str) -> Iterator[str]:
