@@ -167,9 +167,8 @@ class FsspecStore:
     def put(self, path: Path, address: str) -> None:
         """Write a file whole: object stores show it when its upload is complete."""
         place = _path(address)
-        if (
-            self._protocol not in _EXTRAS
-        ):  # in object stores a folder is a part of names, and buckets are not ours to make
+        # In object stores a folder is a part of names, and buckets are not ours to make.
+        if self._protocol not in _EXTRAS:
             self._fs.makedirs(place.rpartition("/")[0], exist_ok=True)
         self._fs.put_file(str(path), place)
 
