@@ -58,7 +58,7 @@ def units() -> Examples:
             if image.size == (72, 72) and used[who] < POSES:
                 used[who] += 1
                 rows.append((image, race, who))
-    return drawn(rows, [folder], "GPL-2+, CC-BY-SA-4.0")
+    return drawn(rows, [folder], "GPL-2+")
 
 
 def figure(name: str) -> str:
@@ -78,7 +78,7 @@ def heading() -> Examples:
         if angle in ANGLES and "overlay" not in action and "color" not in action and used[who, angle] < FRAMES:
             used[who, angle] += 1
             rows.append((squared(Image.open(path).convert("RGBA")), angle, who))
-    return drawn(rows, [folder], "GPL-2+, CC-BY-SA-3.0")
+    return drawn(rows, [folder], "CC-BY-SA-3.0")
 
 
 def squared(image: Image.Image) -> Image.Image:
@@ -95,7 +95,11 @@ def icons() -> Examples:
     folders = [deb_archive(f"{name}-icon-theme", sha256=digest) for name, digest in THEMES.items()]
     found = [(path, CONTEXTS[context]) for folder in folders for path, context in icon_files(folder)]
     rows = [(over(Image.open(path), "white"), context, path.stem) for path, context in found]
-    return drawn([row for row in rows if row[0].size == (48, 48)], folders, "LGPL-3, GPL-3, CC-BY-SA-3.0, by theme")
+    return drawn(
+        [row for row in rows if row[0].size == (48, 48)],
+        folders,
+        "GPL-2+, GPL-3+, LGPL-2+, LGPL-3+, CC-BY-SA, by theme",
+    )
 
 
 def icon_files(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -145,7 +149,7 @@ def counts() -> Examples:
         rows += [
             (scattered(stamp, count, chance), str(count), str(path)) for count in chance.sample(range(1, MOST + 1), 6)
         ]
-    return drawn(rows, [folder], "GPL-2+, public domain")
+    return drawn(rows, [folder], "GPL-2")
 
 
 def scattered(stamp: Image.Image, count: int, chance: random.Random) -> Image.Image:
@@ -168,7 +172,7 @@ def worlds() -> Examples:
     for name in WORLDS:
         with Image.open(folder / "usr" / "share" / "stellarium" / "textures" / f"{name}.png") as opened:
             rows += [(part, name, "") for part in parts(opened.convert("L"))]
-    return drawn(rows, [folder], "public domain (NASA, USGS)")
+    return drawn(rows, [folder], "public domain, CC-BY-SA, GPL-2+ and free with credit (NASA/JPL-Caltech), by map")
 
 
 def parts(world: Image.Image, across: int = 16, down: int = 5) -> Iterator[Image.Image]:
