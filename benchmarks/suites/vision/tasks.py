@@ -279,7 +279,7 @@ WIDE14 = (
     "cifar10", "fashion_mnist", "mnist", "quickdraw", "xray", "solar_defect", "keys", "emoji", "brain", "kana", "capitals",
     "counts", "worlds", "heading",
 )  # fmt: skip
-WIDE = (*WIDE14, "arabic", "hangul", "georgian", "units", "icons", "clipart")
+WIDE = (*WIDE14, "arabic", "hangul", "georgian", "units", "icons", "usps")
 # One source or one kind of input: a stress test.
 ALIKE = (
     "quickdraw", "quickdraw_animals", "quickdraw_vehicles", "quickdraw_food", "quickdraw_furniture", "keys", "animals",
