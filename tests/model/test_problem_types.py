@@ -210,14 +210,19 @@ def test_formats_of_the_command_hold_labels_scores_and_value(folder, tmp_path):
             lines = list(csv.DictReader(file))
         table = parquet.read_table(tmp_path / "a.parquet").to_pylist()
         for row, line, cells in zip(rows, lines, table, strict=True):
-            assert (cells["labels"], cells["value"]) == (row["labels"], row["value"])
+            # Each call reads its texts in batches of its own, so numbers differ by rounding.
+            assert cells["labels"] == row["labels"] and cells["value"] == pytest.approx(row["value"], abs=1e-6)
             if task == "topic":
                 assert json.loads(line["labels"]) == row["labels"] and json.loads(line["scores"]) == pytest.approx(
                     row["scores"], abs=1e-6
                 )
                 assert cells["scores"] == pytest.approx(row["scores"], abs=1e-6) and row["value"] is None
             else:
-                assert float(line["value"]) == row["value"] and row["labels"] is None and line["labels"] == ""
+                assert (
+                    float(line["value"]) == pytest.approx(row["value"], abs=1e-6)
+                    and row["labels"] is None
+                    and line["labels"] == ""
+                )
     shown = run(*texts, "--task", "topic")
     found = massmerge.load(bundle).predict(texts, task="topic")
     assert all((", ".join(p.labels) or "no label") in shown for p in found)
@@ -433,8 +438,10 @@ def test_a_peer_reads_what_the_bundle_would(tmp_path):
 
 def test_a_text_that_was_computed_from_nan_is_an_error(tmp_path):
     recipe = make_writing_example(tmp_path)
-    layers = [f"decoder.block.0.layer.2.DenseReluDense.{name}.weight" for name in ("wi", "wo")]
-    change_tensors(tmp_path / "question", lambda state: [state[name].mul_(1e19) for name in layers])
+    layer = "decoder.block.0.layer.2"
+    # Each is small enough to be merged; their product is not finite.
+    scales = {f"{layer}.layer_norm": 1e18, f"{layer}.DenseReluDense.wi": 1e10, f"{layer}.DenseReluDense.wo": 1e12}
+    change_tensors(tmp_path / "question", lambda state: [state[f"{n}.weight"].mul_(s) for n, s in scales.items()])
     model = massmerge.load(massmerge.merge(recipe, tmp_path / "bundle"))
     rows = model.generate(TEXTS[:2], task="question", on_error="row", max_new_tokens=3)
     assert all(one.text is None and one.task is None and "NaN or infinity" in one.error for one in rows)

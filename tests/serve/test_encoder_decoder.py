@@ -82,7 +82,7 @@ def test_clients_that_ask_at_the_same_time_get_the_texts_that_generate_writes(co
         assert answer.choices[0].text == expected[text].text
         assert answer.mass["task"] == expected[text].task
         assert answer.usage.completion_tokens == len(expected[text].tokens)
-        ended = expected[text].tokens[-1] == 2
+        ended = expected[text].tokens[-1] in (1, 2)  # the end of the configuration, and that of the tokenizer
         assert answer.choices[0].finish_reason == ("stop" if ended else "length")
     assert len({answer.mass["task"] for answer in found.values()}) > 1
 

@@ -28,7 +28,7 @@ _ANSWER = (
 # Every other verb has a module of its name. What they import takes seconds, so the list of verbs needs none of them.
 VERBS = {
     "plan": "Show what a merge of RECIPE would do: tasks, ranks, bytes, memory, time, problems.",
-    "merge": "Merge the experts of RECIPE into the bundle OUT.",
+    "merge": "Merge the experts of RECIPE into the bundle OUT; either may be an address such as s3://bucket/out.",
     "add": "Add tasks to BUNDLE, without the experts of its other tasks.",
     "remove": "Remove TASKS from BUNDLE; the other tasks stay unchanged, and no expert is needed.",
     "predict": "Answer INPUTS with BUNDLE: text, image files, folders, .txt, .csv, .jsonl, .parquet, or - for lines on "
@@ -47,8 +47,8 @@ VERBS = {
     "study": "Run the study NAME, or all, on the labelled data of SUITE.",
     "export": "Write tasks of BUNDLE to the folder TARGET in a format that other software reads.",
     "head": "Make a head for the class names in the file CLASSES with the text tower of BASE, and write it to OUT.",
-    "push": "Upload BUNDLE to the hub as REPO (me/name).",
-    "pull": "Download REPO (me/name or me/name@revision) from the hub, to FOLDER or to the hub's cache.",
+    "push": "Upload BUNDLE to the hub as REPO (me/name), or to an address such as s3://bucket/name.",
+    "pull": "Download REPO (me/name, me/name@revision or an address) to FOLDER, or to a cache.",
     "serve": "Serve BUNDLE over HTTP: an API with batching at /v1/predict, a page at /, a description at /docs.",
     "demo": "Show what mass does: merge real experts, evaluate the bundle, explain answers (a minute).",
 }

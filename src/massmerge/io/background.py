@@ -26,20 +26,20 @@ class Background(threading.Thread):
     """
 
     def __init__(self, work: Callable[[], object], quit: Callable[[], object], name: str | None = None) -> None:
-        super().__init__(name=name, daemon=True)
+        super().__init__(target=self._do, name=name, daemon=True)
         self._work, self._quit = work, quit
         _running.add(self)
 
-    def run(self) -> None:
+    def quit(self) -> None:
+        """Tell the work to end."""
+        self._quit()
+
+    def _do(self) -> None:
         """Do the work, then let go of what it and `quit` hold."""
         try:
             self._work()
         finally:
             self._work = self._quit = _nothing
-
-    def quit(self) -> None:
-        """Tell the work to end."""
-        self._quit()
 
 
 def _nothing() -> None:
