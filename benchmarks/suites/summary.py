@@ -70,7 +70,7 @@ def _commit() -> str:
         found = subprocess.run(asked, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return f"Commit {found.stdout.strip()}. "
+    return f"Page written at commit {found.stdout.strip()}. "
 
 
 def _pictures(report: Path, page: Path, name: str) -> Iterator[str]:
