@@ -1,7 +1,7 @@
 """What `torch.compile` would do for a base on the CPU: `python benchmarks/compiled.py`.
 
-A ViT-B/32 with random weights as it is and compiled, in turns: seconds of the first call with inputs of one size, which compiles,
-and of later ones. On a GPU (`--device cuda`) the same.
+A ViT-B/32 with random weights as it is and compiled, in turns: seconds of the first call with inputs of one size, which
+compiles, and of later ones. On a GPU (`--device cuda`) the same.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from transformers import CLIPVisionModel
+
 from vit_b32 import make_base
 
 BATCHES = (1, 64)
@@ -49,7 +50,9 @@ def main() -> None:
             for _ in range(options.repeats)
         ]
         one, other = (statistics.median(side) for side in zip(*times, strict=True))
-        print(f"batch of {size}: plain {one:.3f} s, compiled {other:.3f} s ({other / one:.2f}), first call {first:.1f} s")
+        print(
+            f"batch of {size}: plain {one:.3f} s, compiled {other:.3f} s ({other / one:.2f}), first call {first:.1f} s"
+        )
 
 
 if __name__ == "__main__":
