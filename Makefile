@@ -38,6 +38,7 @@ test:
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/hadolint examples/serve/Dockerfile
 
 types: setup
 	$(BIN)/mypy
