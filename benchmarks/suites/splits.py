@@ -224,8 +224,8 @@ def _groups_by_label(
     for members in np.split(order, bounds):
         found, counts = np.unique(names[members], return_counts=True)
         by_label[str(found[counts.argmax()])].append(members)
-    for label, members in by_label.items():
-        yield label, [members[i] for i in random.permutation(len(members))]
+    for label, led in by_label.items():
+        yield label, [led[i] for i in random.permutation(len(led))]
 
 
 def _deal(groups: list[Rows], quota: int, into: list[int]) -> list[Rows]:

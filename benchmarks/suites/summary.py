@@ -230,5 +230,6 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}"
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Any:
+    """What a JSON file holds; an empty object if there is no file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

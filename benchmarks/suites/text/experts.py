@@ -50,7 +50,9 @@ def make_expert(task: str, kind: Kind, config: Config, quick: bool = False) -> P
     base, data = make_base(), make_data(task)
     tokenizer = AutoTokenizer.from_pretrained(base)
     classes: list[str] = json.loads((data / "data.json").read_text(encoding="utf-8"))["classes"]
-    rows = [load_rows(data, split, tokenizer, classes, QUICK_ROWS[split] if quick else None) for split in SPLITS]
+    train, validation, test = (
+        load_rows(data, split, tokenizer, classes, QUICK_ROWS[split] if quick else None) for split in SPLITS
+    )
     model: Any = AutoModel.from_pretrained(base)
     if kind != "full":
         model = add_adapter(model, start=crc32(task.encode()) if kind == "lora" else 0)
@@ -59,7 +61,7 @@ def make_expert(task: str, kind: Kind, config: Config, quick: bool = False) -> P
     def features(batch: dict[str, Tensor]) -> Tensor:
         return mean_token(model(**batch).last_hidden_state, batch["attention_mask"])
 
-    metrics = finetune(model, features, head, *rows, config, f"{task} ({kind})")
+    metrics = finetune(model, features, head, train, validation, test, config, f"{task} ({kind})")
 
     def save(partial: Path) -> None:
         if kind != "full":

@@ -112,7 +112,7 @@ class _PlainUnpickler(pickle.Unpickler):
         if name == "Bunch":
             return dict
         if module.startswith("numpy") and name in ("_reconstruct", "ndarray", "dtype", "scalar"):
-            return getattr(np._core.multiarray, name, None) or getattr(np, name)
+            return getattr(vars(np)["_core"].multiarray, name, None) or getattr(np, name)
         raise pickle.UnpicklingError(f"{module}.{name} is not expected in this file")
 
 

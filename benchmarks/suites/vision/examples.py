@@ -67,6 +67,6 @@ def png(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def as_bytes(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+def as_bytes(values: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
     """Shades from 0 to 1 as bytes."""
     return np.rint(values.clip(0, 1) * 255).astype(np.uint8)

@@ -154,7 +154,7 @@ def glyph(font: ImageFont.FreeTypeFont, letter: str) -> Image.Image | None:
         return None
     image = Image.new("L", (SIDE, SIDE), 255)
     ImageDraw.Draw(image).text((SIDE / 2, SIDE / 2), letter, font=font, fill=0, anchor="mm")
-    return image if image.getextrema()[0] < 128 else None
+    return image if min(image.tobytes()) < 128 else None
 
 
 def _package(name: str, folder: Path, alphabet: str) -> Iterator[tuple[Image.Image, str, str]]:
