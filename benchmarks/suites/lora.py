@@ -31,5 +31,6 @@ def add_adapter(model: PreTrainedModel, rank: int = RANK, start: int = 0) -> Pef
 def save_adapter(model: PeftModel, folder: Path, base: str) -> None:
     """Write the adapter as peft does, with the base under the name that people know it by."""
     model.peft_config["default"].base_model_name_or_path = base
-    model.save_pretrained(str(folder), save_embedding_layers=False)  # or peft asks the hub whether the vocabulary has grown
+    # Without it, peft asks the hub whether the vocabulary has grown.
+    model.save_pretrained(str(folder), save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card
