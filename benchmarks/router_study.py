@@ -21,7 +21,7 @@ import massmerge as mm
 from massmerge.bundle.factors import TaskTensors
 from massmerge.bundle.reader import Bundle
 from massmerge.evaluation.prepared import prepare_evaluation
-from massmerge.model.route.first_pass import FirstPass, Voter
+from massmerge.model.route.first_pass import FirstPass, Token, Voter
 from massmerge.routing import Site, standardize
 
 Stack = list[tuple[Tensor, Tensor]]  # for each task `s (k)` and `v (k, d)`
@@ -119,12 +119,12 @@ def gather(bundle: Path, suite: Path, split: str, limit: int) -> tuple[Scores, T
     """Every score of every voter, and the true task of each row."""
     model = mm.load(bundle, router="projection", check=False)
     sites = [site for site in model.sites if re.fullmatch(r"[AOM]\d+", site.name)]
-    tokens = (
-        ("cls", "mean", "each") if model.takes_images else ("mean", "each")
-    )  # the first word of a text says nothing
+    tokens: tuple[Token, ...] = ("mean", "each")  # the first word of a text says nothing
+    if model.takes_images:
+        tokens = ("cls", *tokens)
     voters = [Voter(site, token) for site in sites for token in tokens]
     first = FirstPass(model.core.base, voters)
-    tensors = TaskTensors(Bundle(bundle, check=False))
+    tensors = TaskTensors(Bundle(bundle, check=False), model.core.placement)
     stacks = {site: site_stack(tensors, site) for site in sites}
     ready = prepare_evaluation(bundle, suite, split=split, limit=limit)
     for data in ready.data.values():

@@ -78,9 +78,9 @@ def test_each_token_speaks_for_itself_and_the_mean_of_their_shares_of_residual_c
             assert abs(routing.residuals[task] - sum(shares) / len(shares)) < 1e-4
 
 
-def test_text_models_route_by_the_mean_and_image_models_by_class_token_and_mean(root, bert):
+def test_models_route_by_the_mean_also_where_there_is_a_class_token(root, bert):
     assert bert.voters == ["O0.mean", "M0.mean", "O1.mean", "M1.mean"]
-    assert massmerge.load(family_bundle(root, "vit")).voters == ["O0.cls", "O0.mean"]
+    assert massmerge.load(family_bundle(root, "vit")).voters == ["O0.mean"]
 
 
 def test_route_batch_decides_once_for_all(one_voter):

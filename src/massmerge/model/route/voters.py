@@ -39,8 +39,9 @@ def choose_voters(
 ) -> list[Voter]:
     """Sites and tokens that vote.
 
-    A class token is there in most image models; in text it is one word among others. A decoder's last token has seen the
-    whole prompt; of adapters that hardly left their random starts it tells more, and something else than the mean.
+    Image models have a class token, but in the early blocks it is nearly the same for every input: its residuals tell
+    tasks apart, not inputs, and so favour one task for all. A decoder's last token has seen the whole prompt; of adapters
+    that hardly left their random starts it tells more, and something else than the mean.
     """
     tasks = range(len(tensors.names))
 
@@ -53,11 +54,8 @@ def choose_voters(
         least = min(map(covered, chosen))
         chosen = [site for site in choose_sites(sites, "auto", letters="AOMD") if covered(site) >= least]
     token = recipe.router.token
-    if token == "auto" and is_decoder(base) and random:
-        token = "mean_and_last"
-    elif token == "auto":
-        names = {name.rpartition(".")[2] for name, _ in base.named_parameters()}
-        token = "both" if names & {"cls_token", "class_embedding"} else "mean"
+    if token == "auto":
+        token = "mean_and_last" if is_decoder(base) and random else "mean"
     return [Voter(site, t) for site in chosen for t in _TOKENS[token]]
 
 
