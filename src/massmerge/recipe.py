@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
+from massmerge.errors import InputError
 from massmerge.io import yaml_file
+from massmerge.io.sizes import parse_bytes
 from massmerge.io.yaml_file import Section
 
 TASK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -39,6 +41,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "tsv_c": {"rank": "1/T"},
     "emr": {},
 }
+_SHARED = ("max_shard_size",)  # options of every method
+_SHARD_SIZE = "5GB"
 _Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
@@ -62,6 +66,8 @@ class MergeOptions(Section):
     redundancy: Redundancy | Literal["none"] = Redundancy()
     base: Literal["auto", "copy", "by_reference"] = "auto"
     """Whether the bundle holds the base's weights; `auto` refers to a base over 2 GB where it lies."""
+    max_shard_size: str | int | None = None
+    """Bytes of tensors in a file of weights, such as `500MB`; 5GB by default. Weights that are larger get several files."""
     scale: Literal["auto"] | Annotated[float, Field(gt=0.0)] | None = None
     """Factor on the merged delta: `auto` is chosen on a suite's validation split, or the published one without a suite."""
     keep: _Share | None = None
@@ -88,14 +94,24 @@ class MergeOptions(Section):
             return rank
         raise ValueError("a rank is 1/T, a positive integer, or a share of energy between 0 and 1")
 
+    @field_validator("max_shard_size")
+    @classmethod
+    def _is_size(cls, size: str | int | None) -> str | int | None:
+        try:
+            if size is not None and parse_bytes(size) < 1:
+                raise InputError("a file of weights takes at least one byte.")
+        except InputError as error:
+            raise ValueError(str(error)) from None
+        return size
+
     @field_validator("*", mode="before")
     @classmethod
     def _belongs_to_the_method(cls, value: object, info: ValidationInfo) -> object:
         method, name = info.data.get("method"), info.field_name
-        if method is None or name == "method" or value is None or name in _DEFAULTS[method]:
+        if method is None or name == "method" or value is None or name in (*_DEFAULTS[method], *_SHARED):
             return value
-        known = list(_DEFAULTS[method])
-        raise ValueError(f"is not an option of {method}; its options are {', '.join(known) if known else 'none'}")
+        known = ", ".join((*_DEFAULTS[method], *_SHARED))
+        raise ValueError(f"is not an option of {method}; its options are {known}")
 
     @model_validator(mode="before")
     @classmethod
@@ -119,6 +135,11 @@ class MergeOptions(Section):
     def keeps_tasks(self) -> bool:
         """Whether the result is one checkpoint for each task: the methods whose user knows the task."""
         return self.method in ("tsv_c", "emr")
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of tensors in a file of weights, at most."""
+        return parse_bytes(self.max_shard_size or _SHARD_SIZE)
 
     def own(self) -> dict[str, Any]:
         """The options that the method has, with their values."""
@@ -305,5 +326,7 @@ class Recipe(Section):
         for task in data["tasks"]:
             if not task["heads"]:  # which versions before it do not know
                 del task["heads"]
-        data["merge"] = {name: data["merge"][name] for name in ("method", *self.merge.own()) if name in data["merge"]}
+        data["merge"] = {
+            name: data["merge"][name] for name in ("method", *self.merge.own(), *_SHARED) if name in data["merge"]
+        }
         return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)

@@ -89,9 +89,9 @@ def test_a_manifest_that_points_outside_is_refused(bundle, name):
 
 
 def test_a_newer_format_is_refused_with_the_way_to_read_it(bundle):
-    resigned(bundle, format_version=4, files=["of another layout"])
+    resigned(bundle, format_version=5, files=["of another layout"])
     with pytest.raises(
-        InputError, match=r"has format version 4, this massmerge reads up to 3.*pip install -U massmerge"
+        InputError, match=r"has format version 5, this massmerge reads up to 4.*pip install -U massmerge"
     ):
         Bundle(bundle)
 

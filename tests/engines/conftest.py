@@ -16,7 +16,7 @@ def cluster():
     """The cluster; this process is connected to it."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tempfile.mkdtemp(prefix="r", dir="/tmp" if sys.platform != "win32" else None)  # sockets: short paths
-        for name, value in {**SETTINGS, "RAY_TMPDIR": folder}.items():
+        for name, value in {**SETTINGS, "RAY_TMPDIR": folder, "MASS_CACHE": f"{folder}/cache"}.items():
             patch.setenv(name, value)
         from ray._private import services
         from ray.cluster_utils import Cluster

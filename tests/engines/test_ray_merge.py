@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import ray
+import yaml
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import massmerge.merging.run
@@ -21,6 +22,7 @@ from massmerge.engines.ray import RayEngine
 from massmerge.engines.unit import Unit
 from massmerge.merging.run import Silent
 from models import contents, write_family, write_recipe
+from remote import serving
 
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster
 
@@ -38,13 +40,41 @@ def engine(cluster, monkeypatch) -> RayEngine:
     return RayEngine()
 
 
-@pytest.mark.parametrize("method", ["mass", "ties"])
-def test_a_merge_on_a_cluster_has_the_same_bytes(family, tmp_path, engine, monkeypatch, method):
-    recipe = write_recipe(family, ["red", "green", "blue"], name=f"{method}.yaml", method=method)
+class Heard(Silent):
+    """What one bar would show."""
+
+    def __init__(self) -> None:
+        self.total, self.tensors = 0, []
+
+    def start(self, total: int, done: int) -> None:
+        self.total, self.tensors = total, []
+
+    def tensor(self, name: str) -> None:
+        self.tensors.append(name)
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "ties"}, {"max_shard_size": "20KB"}], ids=str)
+def test_a_merge_on_a_cluster_has_the_same_bytes_and_one_bar(family, tmp_path, engine, monkeypatch, options):
+    recipe, progress = write_recipe(family, ["red", "green", "blue"], name="same.yaml", **options), Heard()
     here = contents(merge(recipe, tmp_path / "here", workers=1))
     monkeypatch.setattr(massmerge.merging.units, "SPLIT", 0.0)
-    assert contents(merge(recipe, tmp_path / "there", engine=engine)) == here
+    assert contents(merge(recipe, tmp_path / "there", engine=engine, progress=progress)) == here
+    assert len(progress.tensors) == len(set(progress.tensors)) == progress.total > 10
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "there"]
+
+
+def test_a_cluster_merges_from_a_store_that_refuses_reads(family, tmp_path, engine, monkeypatch):
+    """Every third request is refused once, in whatever process it is made."""
+    monkeypatch.setenv("MASS_CACHE", str(tmp_path / "cache"))
+    tasks = ["red", "green"]
+    with serving(family) as (address, store):
+        named = {"base": f"{address}/base", "tasks": [{"name": t, "expert": f"{address}/{t}"} for t in tasks]}
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(named))
+        merge(tmp_path / "recipe.yaml", tmp_path / "there", engine=engine)
+        before = len(store.asked)
+        here = contents(merge(tmp_path / "recipe.yaml", tmp_path / "here", workers=1))
+    assert contents(tmp_path / "there") == here
+    assert before > 60, "a third of so many requests"
 
 
 def test_tasks_added_on_a_cluster_have_the_same_bytes(family, tmp_path, engine):

@@ -8,6 +8,7 @@ import massmerge.model.row_job
 from engines.test_row_ranges import figures, predict, table
 from eval_suite import text_suite
 from models import text_bundle
+from study_suite import study_bundle, write_study_suite
 
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster
 
@@ -30,6 +31,16 @@ def test_an_evaluation_on_a_cluster_has_the_same_figures_and_rows(tmp_path, root
     here = massmerge.evaluate(bundle, suite, batch_size=4)
     there = massmerge.evaluate(bundle, suite, batch_size=4, engine="ray")
     assert figures(there) == figures(here) and there.results == here.results
+
+
+def test_a_study_on_a_cluster_has_the_same_figures(tmp_path, root, cluster, monkeypatch):
+    monkeypatch.setattr("massmerge.research.studies.result.write_report", lambda *args: None)
+    bundle, suite = study_bundle(root), write_study_suite(tmp_path)
+    found = {}
+    for name, engine in (("here", None), ("there", "ray")):
+        options = {"bundle": bundle, "out": tmp_path / name, "engine": engine, "quick": True, "batch_size": 4}
+        found[name] = massmerge.study("batch", suite, **options)[0].finding.rows
+    assert found["there"] == found["here"]
 
 
 def test_a_predictor_answers_a_table_of_ray_data(root, cluster):

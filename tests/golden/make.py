@@ -40,8 +40,9 @@ KINDS = {
     "float16": (*BERT[:2], _WIDE, {"merge": {"rank": 2, "factors": "float16"}}),
     "int8": (*BERT[:2], _WIDE, {"merge": {"rank": 2, "factors": "int8"}}),
     "layers": (*BERT, {"merge": {"rank": 2}}),
+    "sharded": (*BERT, {"merge": {"rank": 2, "max_shard_size": "8KB"}}),
 }  # fmt: skip
-FORMATS = {"float16": 2, "int8": 2, "layers": 3}
+FORMATS = {"float16": 2, "int8": 2, "layers": 3, "sharded": 4}
 """The format that describes each kind; 1 where none stands here."""
 ADDED = {"confidence"}
 """Keys of the manifest that came to a format later: its first readers pass over them, and its first bundles lack them."""

@@ -7,8 +7,8 @@ from transformers.pytorch_utils import Conv1D
 
 import massmerge
 from massmerge.errors import InputError
+from massmerge.io.sizes import parse_bytes
 from massmerge.linalg.factors import Factors
-from massmerge.model.second_pass.cache import parse_bytes
 from massmerge.model.second_pass.modules import (
     SubspaceConv,
     SubspaceEmbedding,

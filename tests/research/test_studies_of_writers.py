@@ -134,3 +134,14 @@ def test_the_scale_of_a_static_merge_is_chosen_by_its_texts(folder, tmp_path):
     merged = massmerge.merge(with_scale(recipe, found.scale), tmp_path / "out", folder=folder)
     measured = massmerge.evaluate(merged, folder / "suite.yaml", split="validation")
     assert measured.means["strict"].value == pytest.approx(found.figures[found.scale])
+
+
+@pytest.mark.parametrize("folder", ["t5"], indirect=True)
+def test_texts_by_the_workers_of_an_engine_give_the_same_figures(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("massmerge.model.row_job._ROWS", 2)
+    found = {}
+    for name, engine in (("here", None), ("there", "local")):
+        options = {"recipe": folder / "recipe.yaml", "engine": engine, "batch_size": 2, "quick": True}
+        (result,) = massmerge.study("batch", folder / "suite.yaml", out=tmp_path / name, **options)
+        found[name] = result.finding.rows
+    assert found["there"] == found["here"]

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import kubernetes_validate
+import pytest
 import yaml
 
 import massmerge
@@ -11,9 +13,25 @@ ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "examples" / "serve" / "kubernetes.yml"
 
 
+def objects():
+    return list(yaml.safe_load_all(KUBERNETES.read_text()))
+
+
+@pytest.mark.parametrize("one", objects(), ids=lambda one: one["kind"])
+def test_every_object_is_as_the_schemas_of_kubernetes_say(one):
+    kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_the_schemas_find_a_misspelt_field():
+    scaler = next(one for one in objects() if one["kind"] == "HorizontalPodAutoscaler")
+    scaler["spec"]["maxReplica"] = scaler["spec"].pop("maxReplicas")
+    with pytest.raises(kubernetes_validate.ValidationError, match="maxReplica"):
+        kubernetes_validate.validate(scaler, kubernetes_validate.latest_version(), strict=True)
+
+
 def test_the_autoscaler_watches_what_the_deployment_asks_for():
-    objects = {one["kind"]: one for one in yaml.safe_load_all(KUBERNETES.read_text())}
-    deployment, scaler = objects["Deployment"], objects["HorizontalPodAutoscaler"]
+    by_kind = {one["kind"]: one for one in objects()}
+    deployment, scaler = by_kind["Deployment"], by_kind["HorizontalPodAutoscaler"]
     named = {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment["metadata"]["name"]}
     assert scaler["apiVersion"] == "autoscaling/v2" and scaler["spec"]["scaleTargetRef"] == named
     assert 1 < scaler["spec"]["minReplicas"] < scaler["spec"]["maxReplicas"]

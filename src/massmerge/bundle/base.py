@@ -23,18 +23,26 @@ LARGE = 2_000_000_000
 def base_sha256(base: Base) -> str:
     """SHA-256 of a base's tensors in the order of their names: what a bundle that refers to it must find again.
 
-    Of a large base it is that of each tensor's shape, type and first bytes: to read all of it would take longer than all
-    that a merge of adapters, or a load, does besides. Where tensors do not lie in the files as they are, the hub's commit
-    stands for the bytes.
+    Of a large base, or one of the hub whose commit stands for its bytes, it is that of each tensor's shape, type and first
+    bytes: to read all of it would take longer than all that a merge of adapters, or a load, does besides. Where tensors do
+    not lie in the files as they are, the commit takes the place of first bytes.
     """
-    large = sum(base.info(name).nbytes for name in base.slots) > LARGE
-    parts = all(reading.converter is None for reading in base.readings.values()) and isinstance(
-        base.store, SafetensorsStore
-    )
     commit = None if is_address(base.source.text) else base.source.revision
-    if large and not parts and commit is not None:
-        return _digest(base, lambda name: commit.encode())
-    return _digest(base, (lambda name: read_start(base.info(name))) if large and parts else None)
+    if commit is None and not _is_large(base):
+        return _digest(base, None)
+    if _in_parts(base):
+        return _digest(base, lambda name: read_start(base.info(name)))
+    return _digest(base, None if commit is None else lambda name: commit.encode())
+
+
+def _is_large(base: Base) -> bool:
+    return sum(base.info(name).nbytes for name in base.slots) > LARGE
+
+
+def _in_parts(base: Base) -> bool:
+    """Whether a part of a tensor can be read: each lies in its file as it is."""
+    plain = all(reading.converter is None for reading in base.readings.values())
+    return plain and isinstance(base.store, SafetensorsStore)
 
 
 def _digest(base: Base, marks: Callable[[str], bytes] | None) -> str:
@@ -60,7 +68,11 @@ def referenced_base(bundle: Bundle, config: PretrainedConfig, *, check: bool) ->
         )
     except InputError as error:
         raise InputError(f"{bundle.path}: its base is stored by reference and is not available: {error}") from None
-    # Earlier versions took all bytes where the commit is taken now.
-    if check and base_sha256(base) != said["sha256"] != _digest(base, None):
+    if check and base_sha256(base) != said["sha256"] and not _known_by_all_bytes(base, said["sha256"]):
         raise InputError(f"{bundle.path}: its base, {said['location']}, has changed since the merge. Merge again.")
     return base
+
+
+def _known_by_all_bytes(base: Base, sha256: str) -> bool:
+    """Whether a bundle of an earlier version, which took all bytes where the commit is taken now, means this base."""
+    return not (_is_large(base) and _in_parts(base)) and _digest(base, None) == sha256

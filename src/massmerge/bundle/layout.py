@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Container
 from pathlib import Path
 
-FORMAT_VERSION = 3
+from massmerge.io.shards import INDEX, WEIGHTS
+
+FORMAT_VERSION = 4
 """The newest that is read. A bundle states the oldest format that describes it: earlier versions open what they can."""
-FIRST_FORMAT, ENCODED_FORMAT, LAYERED_FORMAT = 1, 2, 3
-"""With factors of the base's type; with factors of another; with heads of several linear layers."""
+FIRST_FORMAT, ENCODED_FORMAT, LAYERED_FORMAT, SHARDED_FORMAT = 1, 2, 3, 4
+"""With factors of the base's type; of another; with heads of several linear layers; with weights in several files."""
 MANIFEST = "mass.json"
 RECIPE, STATIC_RECIPE = "recipe.yaml", "mass_recipe.yaml"
 CARD = "README.md"
@@ -17,7 +21,9 @@ ROUTER = "router.safetensors"
 BASE, PROCESSOR, TASKS = "base", "processor", "tasks"
 LOADED = (BASE, PROCESSOR, TASKS)
 """Folders whose files are loaded by libraries that read whatever lies there."""
-BASE_CONFIG, BASE_WEIGHTS = f"{BASE}/config.json", f"{BASE}/model.safetensors"
+BASE_CONFIG, BASE_WEIGHTS = f"{BASE}/config.json", f"{BASE}/{WEIGHTS}"
+BASE_INDEX = f"{BASE_WEIGHTS}{INDEX}"
+_BASE_SHARD = re.compile(rf"{BASE}/model-\d{{5}}-of-\d{{5}}\.safetensors")
 HEADS = "heads"  # of a static merge; of a task the further ones
 FACTORS, HEAD, LABELS, LINEAR = "factors.safetensors", "head", "labels.json", "linear.json"  # of a task
 MOVED = "replaced"  # where a work folder keeps a bundle that is about to be replaced
@@ -52,7 +58,12 @@ def work_folder(target: Path, kind: str = "partial") -> Path:
 
 def holds_tensors(name: str) -> bool:
     """Whether a file of a bundle is one of the large ones, which stay on disk and are mapped."""
-    return name == BASE_WEIGHTS or name.endswith(f"/{FACTORS}")
+    return name == BASE_WEIGHTS or name.endswith(f"/{FACTORS}") or _BASE_SHARD.fullmatch(name) is not None
+
+
+def holds_base(files: Container[str]) -> bool:
+    """Whether a bundle with these files holds its base's weights, in one file or in several."""
+    return BASE_WEIGHTS in files or BASE_INDEX in files
 
 
 def hub_blobs(folder: Path) -> Path | None:

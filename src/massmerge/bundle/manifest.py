@@ -17,6 +17,7 @@ from massmerge.bundle.layout import (
     LOADED,
     MANIFEST,
     MOVED,
+    SHARDED_FORMAT,
     holds_tensors,
     hub_blobs,
     work_folder,
@@ -25,6 +26,7 @@ from massmerge.bundle.schema import manifest_fault
 from massmerge.errors import InputError
 from massmerge.io.checksums import file_sha256, xxh128_of
 from massmerge.io.durable import write_text
+from massmerge.io.shards import INDEX, WEIGHTS
 from massmerge.io.tensor_file import read_header
 from massmerge.io.untrusted import CONFIGS, refuse_code
 
@@ -46,6 +48,7 @@ def write_manifest(folder: Path, data: dict[str, Any], known: Mapping[str, FileE
     given = known or {}
     files = {name: given[name] if name in given else file_entry(path, name) for name, path in names.items()}
     least = LAYERED_FORMAT if any(map(_layered, paths)) else FIRST_FORMAT
+    least = SHARDED_FORMAT if any(path.name == f"{WEIGHTS}{INDEX}" for path in paths) else least
     data = {**data, "format_version": max(least, data.get("format_version", least))}
     sign_manifest(folder, {**data, "files": files})
 

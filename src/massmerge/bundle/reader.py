@@ -15,6 +15,7 @@ from massmerge.bundle.download import find_bundle
 from massmerge.bundle.factors import TaskFile
 from massmerge.bundle.layout import (
     BASE,
+    BASE_INDEX,
     BASE_WEIGHTS,
     HEAD,
     HEADS,
@@ -27,6 +28,7 @@ from massmerge.bundle.layout import (
     factors_name,
     further_home,
     head_folder,
+    holds_base,
     task_folder,
 )
 from massmerge.bundle.manifest import find_damage, read_manifest
@@ -34,6 +36,7 @@ from massmerge.bundle.problem_types import read_problem
 from massmerge.checkpoints.backbone import auto_class, language_class
 from massmerge.checkpoints.pretrained import pretrained_config
 from massmerge.errors import DamageError, InputError, listing
+from massmerge.io.shards import shard_names
 from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
 from massmerge.linalg.factors import Factors
 from massmerge.recipe import ProblemType, Recipe
@@ -94,6 +97,17 @@ class Bundle:
     def base_folder(self) -> Path:
         """The folder of the base: its configuration, and its weights unless they are kept by reference."""
         return self.path / BASE
+
+    @cached_property
+    def base_weights(self) -> list[Path]:
+        """The files of the base's weights; none where they are kept by reference.
+
+        Raises:
+            InputError: their index names a file that is not the bundle's.
+        """
+        if BASE_WEIGHTS in self.manifest["files"] or BASE_INDEX not in self.manifest["files"]:
+            return [self.path / BASE_WEIGHTS] * (BASE_WEIGHTS in self.manifest["files"])
+        return [self.file(f"{BASE}/{name}") for name in shard_names(self.path / BASE_INDEX)]
 
     @property
     def processor_folder(self) -> Path:
@@ -261,5 +275,5 @@ class Bundle:
     def counted_bytes(self) -> int:
         """Bytes of everything but heads, the manifest included."""
         manifest = (self.path / MANIFEST).stat().st_size
-        by_reference = 0 if BASE_WEIGHTS in self.manifest["files"] else self.base_bytes
+        by_reference = 0 if holds_base(self.manifest["files"]) else self.base_bytes
         return manifest + self.bytes_of("") - self.head_bytes + by_reference

@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from massmerge.bundle.layout import (
     BASE_CONFIG,
-    BASE_WEIGHTS,
     FORMAT_VERSION,
     RECIPE,
     STATIC_RECIPE,
     STATISTICS,
     factors_name,
+    holds_base,
 )
 from massmerge.recipe import refuse_same_names, task_name
 
@@ -89,8 +89,8 @@ class _Bundle(_Manifest):
         names = [task.name for task in self.tasks]
         factors = [factors_name(name) for name in names]
         self.refuse_names(names, [RECIPE, STATISTICS, BASE_CONFIG, *factors])
-        if BASE_WEIGHTS not in self.files and (self.base.location is None or self.base.sha256 is None):
-            raise ValueError(f"lists neither {BASE_WEIGHTS} nor the location of the base")
+        if not holds_base(self.files) and (self.base.location is None or self.base.sha256 is None):
+            raise ValueError("lists neither weights nor the location of the base")
         if any(len(ranks) != len(names) for ranks in self.ranks.values()):
             raise ValueError(f"has ranks that are not one for each of its {len(names)} tasks")
         return self

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from massmerge.bundle.layout import BASE_WEIGHTS, CARD, MANIFEST
+from massmerge.bundle.layout import CARD, MANIFEST, holds_base
 from massmerge.bundle.manifest import find_damage, read_manifest
 from massmerge.bundle.stored import publish
 from massmerge.errors import DamageError, InputError, listing
@@ -137,7 +137,7 @@ def _listed_there(api: Any, repo: str, commit: str | None, held: Iterable[str]) 
 
 def _refuse_local_base(folder: Path, manifest: dict[str, Any]) -> None:
     base = manifest["base"]
-    if BASE_WEIGHTS not in manifest["files"] and "location" in base and base.get("revision") is None:
+    if not holds_base(manifest["files"]) and "location" in base and base.get("revision") is None:
         raise InputError(
             f"{folder}: its base is a reference to {base['location']}, which others do not have. Merge with "
             "`base: copy`, or with a base from the hub."

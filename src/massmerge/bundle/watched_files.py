@@ -33,6 +33,7 @@ class _Watched:
     who: str
     stamp: _Stamp
     sha256: str | None
+    revision: str | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class SeenFile:
     written: int
     """Time of the last write, in nanoseconds."""
     sha256: str | None
+    revision: str | None = None
+    """The hub's commit that it is of, which stands for its bytes: each machine has its own download of it."""
 
 
 class SourceFiles:
@@ -72,7 +75,7 @@ class SourceFiles:
     def watch(self, who: str, source: Source) -> Source:
         """Watch the files of a base, expert or processor, which is given back."""
         for path in source.files():
-            self.add(who, path)
+            self.add(who, path, revision=source.revision)
         self._remote |= dict.fromkeys(source.weights.values(), who)
         return source
 
@@ -86,10 +89,10 @@ class SourceFiles:
             if file.changed():
                 raise MassError(f"{who}: {file} changed while it was being read. Nothing was written. Run again.")
 
-    def add(self, who: str, path: Path, sha256: str | None = None) -> None:
+    def add(self, who: str, path: Path, sha256: str | None = None, *, revision: str | None = None) -> None:
         """Watch one file; its checksum is worked out when it is needed, unless it is known."""
         if path.is_file():  # else somebody else says that it is missing
-            self._files.setdefault(path, _Watched(who, _stamp(path), sha256))
+            self._files.setdefault(path, _Watched(who, _stamp(path), sha256, revision))
 
     def sums(self, paths: Iterable[Path], engine: Engine) -> list[str]:
         """The checksums of files, which must be the same from now on.
@@ -109,12 +112,16 @@ class SourceFiles:
 
     def seen(self) -> tuple[SeenFile, ...]:
         """What another machine must see too."""
-        return tuple(SeenFile(path, file.stamp[0], file.stamp[1], file.sha256) for path, file in self._files.items())
+        return tuple(
+            SeenFile(path, file.stamp[0], file.stamp[1], file.sha256, file.revision)
+            for path, file in self._files.items()
+        )
 
     def refuse_others(self, seen: Iterable[SeenFile]) -> None:
         """Refuse files that are not those that another process has seen, and take over what it knows of them.
 
-        Size and time of the last write tell; a file that was copied at another time is read.
+        Size and time of the last write tell, or size and the hub's commit; another file that was copied at another time is
+        read, if there is a checksum to compare.
 
         Raises:
             InputError: a file is missing, or is another one.
@@ -125,8 +132,7 @@ class SourceFiles:
                 if not file.path.is_file():
                     raise InputError(f"{file.path}: not there on {platform.node()}. Workers need the same paths.")
                 continue
-            same = own.stamp[:2] == (file.size, file.written)
-            if not same and (own.stamp[0] != file.size or file_sha256(file.path) != file.sha256):
+            if not _same(own, file):
                 raise InputError(
                     f"{file.path}: on {platform.node()} is not the file that the merge was planned with. Give every "
                     "worker the same files."
@@ -164,6 +170,15 @@ class SourceFiles:
                     )
                 self._rewritten += stamp != file.stamp
                 file.stamp = stamp
+
+
+def _same(own: _Watched, other: SeenFile) -> bool:
+    """Whether a file is the one that another process has seen."""
+    if own.stamp[0] != other.size:
+        return False
+    if own.stamp[1] == other.written or (own.revision is not None and own.revision == other.revision):
+        return True
+    return other.sha256 is not None and file_sha256(other.path) == other.sha256
 
 
 def _stamp(path: Path) -> _Stamp:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from massmerge.checkpoints.sentence_folder import backbone_folder
-from massmerge.checkpoints.stores import INDEX, WEIGHTS, weight_names
+from massmerge.checkpoints.stores import WEIGHTS, weight_names
 from massmerge.errors import InputError
 from massmerge.io.remote import RemoteFile, list_files, look_up
 from massmerge.io.remote_cache import fetch, revision_of
+from massmerge.io.shards import INDEX
 
 _SMALL = (".json", ".txt", ".model", ".jinja", ".md")
 _SMALL_LIMIT, _MOST_SMALL = 100_000_000, 200  # bytes of a file that is no weights; how many of them

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import sys
 import zipfile
@@ -17,9 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from massmerge.checkpoints.onnx_file import OnnxStore
 from massmerge.errors import InputError, listing
 from massmerge.io.remote import RemoteFile
+from massmerge.io.shards import INDEX, shard_names
 from massmerge.io.tensor_file import TensorInfo, first_look, map_file, read_header, read_tensor, tensor_in
-
-INDEX = ".index.json"
 
 
 class Store(Protocol):
@@ -222,7 +220,7 @@ def open_remote(address: str, folder: Path, files: Mapping[str, RemoteFile], ste
     if whole in files or not index.is_file():
         names = [whole] if whole in files else list(files)[: len(files) == 1]
     else:
-        names = _shard_names(index)
+        names = shard_names(index)
     missing = [name for name in names if name not in files]
     if missing or not names:
         raise InputError(f"{address}: weights are missing:{listing(missing or [whole])}\n  Copy the checkpoint again.")
@@ -230,20 +228,8 @@ def open_remote(address: str, folder: Path, files: Mapping[str, RemoteFile], ste
 
 
 def _shards(folder: Path, index: Path) -> list[Path]:
-    names = _shard_names(index)
+    names = shard_names(index)
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise InputError(f"{folder}: shards are missing:{listing(missing)}\n  Download the checkpoint again.")
     return [folder / name for name in names]
-
-
-def _shard_names(index: Path) -> list[str]:
-    try:
-        names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{index}: not a weight index ({error!r}). Download or save the checkpoint again.") from None
-    if not names:
-        raise InputError(f"{index}: names no shards. Download or save the checkpoint again.")
-    if any(Path(name).name != name for name in names):
-        raise InputError(f"{index}: names a shard outside of its folder.")
-    return names

@@ -11,7 +11,8 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from massmerge.cli.common import batch_size_option, placement_options, print_json, table, verb
+from massmerge.cli.by_engine import workers_option
+from massmerge.cli.common import batch_size_option, engine_option, placement_options, print_json, table, verb
 from massmerge.errors import InputError
 from massmerge.evaluation.report import Table
 from massmerge.research.studies import STUDIES
@@ -37,6 +38,8 @@ from massmerge.research.studies.run import study as run_study
               help="For the draw of rows and everything else that is random.")  # fmt: skip
 @batch_size_option
 @placement_options
+@engine_option
+@workers_option
 @click.option("--search", is_flag=True, help="sweep: also search η, K, ε and the site on the validation split.")
 @click.option(
     "--trials",
@@ -50,8 +53,8 @@ from massmerge.research.studies.run import study as run_study
 @verb
 def study(
     name: str | None, suite: str | None, listed: bool, bundle: str | None, recipe: str | None, out: str,
-    split: str | None, limit: int | None, quick: bool, seed: int, batch_size: int, device: str, dtype: str, search: bool,
-    trials: int, peers: tuple[str, ...], as_json: bool, quiet: bool,
+    split: str | None, limit: int | None, quick: bool, seed: int, batch_size: int, device: str, dtype: str,
+    engine: str | None, workers: int | None, search: bool, trials: int, peers: tuple[str, ...], as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Run the study NAME, or all, on the labelled data of SUITE.
 
@@ -74,7 +77,8 @@ def study(
     command = shlex.join(["mass", *sys.argv[1:]]) if Path(sys.argv[0]).name == "mass" else ""
     results = run_study(
         name, suite, bundle=bundle, recipe=recipe, out=out, split=split, limit=limit, quick=quick, seed=seed,
-        batch_size=batch_size, device=device, dtype=dtype, search=search, trials=trials, peers=peers, command=command,
+        batch_size=batch_size, device=device, dtype=dtype, engine=engine, workers=workers,
+        search=search, trials=trials, peers=peers, command=command,
         progress=progress, tell=tell,
     )  # fmt: skip
     if as_json:

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from massmerge.checkpoints.stores import open_folder
 from massmerge.errors import InputError, problems_error
 from massmerge.evaluation.data import TaskData, read_suite
 from massmerge.evaluation.metrics import Given, given_of, statistic, written
 from massmerge.evaluation.run import Progress, silent
 from massmerge.evaluation.suite import VALIDATION, Suite, suite_and_folder
-from massmerge.io.tensor_file import read_header, read_tensor
+from massmerge.io.tensor_file import read_tensor
 from massmerge.merging.open_recipe import OpenedRecipe, open_recipe, recipe_and_folder
 from massmerge.merging.run import merge
 from massmerge.merging.static import STATIC_METHODS
@@ -123,7 +124,7 @@ def best_scale(grid: Sequence[float], figure: Callable[[float], float], progress
 def rescaled_weights(prepared: OpenedRecipe, unit: Path) -> Callable[[float], Mapping[str, Tensor]]:
     """A function from a scale to the merged weights, from a merge whose scale is 1: `base + scale · (merged - base)`."""
     matrices = STATIC_METHODS[prepared.plan.method].matrices
-    infos = read_header(unit / "model.safetensors")
+    infos = open_folder(unit).infos
     names = [
         t.name
         for t in prepared.plan.tensors

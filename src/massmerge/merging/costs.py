@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from massmerge.io.shards import cut
 from massmerge.io.tensor_file import TensorInfo, header_bytes
 from massmerge.merging.ranks import MatrixSize
 
@@ -82,4 +83,11 @@ def rest_bytes(prepared: OpenedRecipe, matrices: list[MatrixSize]) -> int:
     card = 2048 + 100 * tasks + 2 * recipe
     config = len(prepared.base.skeleton.config.to_json_string(use_diff=False).encode())
     files = sum(path.stat().st_size for path in prepared.processor.values())
-    return manifest + statistics + card + recipe + config + files
+    return manifest + statistics + card + recipe + config + files + _index_bytes(prepared)
+
+
+def _index_bytes(prepared: OpenedRecipe) -> int:
+    """An upper bound for the index of weights in several files, their headers, and what the manifest says of each."""
+    infos = {name: prepared.base.info(name) for name in prepared.base.slots}
+    count = len(cut(infos, prepared.recipe.merge.shard_bytes))
+    return 512 * count + sum(len(json.dumps(name)) + 48 for name in infos) if count > 1 else 0

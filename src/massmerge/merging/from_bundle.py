@@ -12,7 +12,7 @@ from torch import Tensor
 
 from massmerge.bundle.base import referenced_base
 from massmerge.bundle.kept_inputs import kept_moments, moment_tensors
-from massmerge.bundle.layout import BASE, BASE_WEIGHTS, HEAD, HEADS, TASKS, head_folder
+from massmerge.bundle.layout import BASE, HEAD, HEADS, TASKS, head_folder
 from massmerge.bundle.manifest import read_manifest
 from massmerge.bundle.reader import Bundle, BundleTask
 from massmerge.bundle.watched_files import SourceFiles
@@ -146,7 +146,7 @@ class Bundled:
         said = self.bundle.manifest["base"]
         inside = Source(said["source"], self.bundle.base_folder, said["revision"])
         config = load_config(inside)
-        if BASE_WEIGHTS not in self.bundle.manifest["files"]:
+        if not self.bundle.base_weights:
             with suppress(InputError):  # which is told by what opens it
                 self.files.watch("base", find_source(said["location"], Path(), download=True))
             return referenced_base(self.bundle, config, check=True)

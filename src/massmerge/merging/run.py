@@ -263,12 +263,12 @@ class _Run:
         """Put the result together."""
         prepared, work, static = self.prepared, self.work, self.prepared.recipe.merge.static
         out, known = work.fresh_result(), dict[str, FileEntry]()
-        files = checkpoint_files(prepared) if static else bundle_files(prepared)
-        for path, _, _ in files:
-            (out / path).parent.mkdir(parents=True, exist_ok=True)
+        files = checkpoint_files(prepared, work.parts) if static else bundle_files(prepared)
+        for file in files:
+            (out / file.path).parent.mkdir(parents=True, exist_ok=True)
         names = {tensor_key(i): work.parts.names[tensor_key(i)] for i in range(len(prepared.plan.tensors))}
         units = file_units(files, names)
-        self._engine.run(self._job, units, lambda unit, entry: known.__setitem__(unit.data.path.as_posix(), entry))
+        self._engine.run(self._job, units, lambda unit, entry: known.__setitem__(unit.data.file.path.as_posix(), entry))
         assemble = assemble_bundle
         if static:
             assemble = assemble_checkpoints if prepared.recipe.merge.keeps_tasks else assemble_checkpoint

@@ -61,11 +61,24 @@ class LookAt:
 
 
 @dataclass(frozen=True)
+class LargeFile:
+    """A large file of the result."""
+
+    path: Path
+    """In the result."""
+    task: int | None
+    """The position of its task, if it is one's."""
+    nbytes: int
+    """About its bytes."""
+    tensors: tuple[str, ...] = ()
+    """What it holds, where it is one of weights that may be in several files."""
+
+
+@dataclass(frozen=True)
 class WriteFile:
     """A file of the result, made of the base and of parts."""
 
-    path: Path
-    task: int | None
+    file: LargeFile
     names: dict[str, str]
 
 
@@ -130,11 +143,11 @@ def look_units(plan: Plan, indices: Sequence[int], step: int, found: dict[str, A
     ]
 
 
-def file_units(files: Iterable[tuple[Path, int | None, int]], names: dict[str, str]) -> list[Unit]:
-    """The units of large files, each given by its path, its task and its bytes."""
+def file_units(files: Iterable[LargeFile], names: dict[str, str]) -> list[Unit]:
+    """The units of large files; `names` are those of the parts that they are made of."""
     return [
-        Unit(f"writing {path.as_posix()}", 1 << 28, write_seconds(nbytes), data=WriteFile(path, task, names))
-        for path, task, nbytes in files
+        Unit(f"writing {file.path.as_posix()}", 1 << 28, write_seconds(file.nbytes), data=WriteFile(file, names))
+        for file in files
     ]
 
 

@@ -98,9 +98,9 @@ class MergeWorker:
         write = write_checkpoint_file if self._prepared.recipe.merge.static else write_bundle_file
         parts, draft = Parts(self._parts.folder, "", data.names), self._parts.draft()
         try:
-            self._prepared.files.settled(lambda: write(self._prepared, parts, data.task, draft))
-            entry = file_entry(draft, data.path.as_posix())
-            draft.replace(self._result / data.path)
+            self._prepared.files.settled(lambda: write(self._prepared, parts, data.file, draft))
+            entry = file_entry(draft, data.file.path.as_posix())
+            draft.replace(self._result / data.file.path)
         finally:
             draft.unlink(missing_ok=True)
         return entry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -14,7 +14,6 @@ from massmerge.bundle.base import base_sha256
 from massmerge.bundle.encoding import PARTS, stored_type
 from massmerge.bundle.layout import (
     BASE,
-    BASE_WEIGHTS,
     CARD,
     ENCODED_FORMAT,
     FACTORS,
@@ -32,6 +31,7 @@ from massmerge.checkpoints import Source
 from massmerge.checkpoints.expert_tensors import finite
 from massmerge.errors import InputError
 from massmerge.io.addresses import is_address
+from massmerge.io.shards import INDEX, WEIGHTS, cut, index_text
 from massmerge.io.tensor_file import TensorInfo, read_tensor, tensor_bytes, write_stream, write_tensors
 from massmerge.io.untrusted import GENERATION_CONFIG
 from massmerge.merging.card import bundle_card, terms_of_all
@@ -39,29 +39,48 @@ from massmerge.merging.heads import write_head
 from massmerge.merging.heads.sources import write_json
 from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.merging.plan import TensorPlan
+from massmerge.merging.units import LargeFile
 from massmerge.recipe import Recipe, TaskRecipe
-
-LargeFile = tuple[Path, int | None, int]
-"""A file's path in the result, the position of its task if it is one's, and about its bytes."""
 
 
 def bundle_files(prepared: OpenedRecipe) -> list[LargeFile]:
     """The large files of a bundle: the base's weights, and each task's factors."""
-    plan = prepared.plan
-    copied = [(Path(BASE_WEIGHTS), None, plan.sizes.base)] if prepared.copies_base else []
+    copied = weight_files(prepared, Path(BASE), base_infos(prepared)) if prepared.copies_base else []
     tasks = [
-        (task_folder(Path(), task.name) / FACTORS, position, task.factor_bytes + task.whole_bytes)
-        for position, task in enumerate(plan.tasks)
+        LargeFile(task_folder(Path(), task.name) / FACTORS, position, task.factor_bytes + task.whole_bytes)
+        for position, task in enumerate(prepared.plan.tasks)
     ]
     return [*copied, *tasks]
 
 
-def write_bundle_file(prepared: OpenedRecipe, parts: Parts, task: int | None, path: Path) -> None:
-    """Write a task's factors, or with no task the base's weights."""
-    if task is None:
-        _write_base(prepared, path)
+def weight_files(
+    prepared: OpenedRecipe, folder: Path, infos: Mapping[str, TensorInfo], task: int | None = None
+) -> list[LargeFile]:
+    """The files of the weights in a folder of the result, as many as their size asks for."""
+    return [
+        LargeFile(folder / file, task, sum(infos[name].nbytes for name in names), names)
+        for file, names in cut(infos, prepared.recipe.merge.shard_bytes).items()
+    ]
+
+
+def write_index(prepared: OpenedRecipe, folder: Path, infos: Mapping[str, TensorInfo]) -> None:
+    """Write the index of the weights in a folder, if they have several files."""
+    files = cut(infos, prepared.recipe.merge.shard_bytes)
+    if len(files) > 1:
+        (folder / f"{WEIGHTS}{INDEX}").write_text(index_text(files, infos), encoding="utf-8", newline="\n")
+
+
+def base_infos(prepared: OpenedRecipe) -> dict[str, TensorInfo]:
+    """The base's tensors in the order in which they are written."""
+    return {name: prepared.base.info(name) for name in sorted(prepared.base.slots)}
+
+
+def write_bundle_file(prepared: OpenedRecipe, parts: Parts, file: LargeFile, path: Path) -> None:
+    """Write a task's factors, or with no task some of the base's weights."""
+    if file.task is None:
+        _write_base(prepared, file.tensors, path)
     else:
-        _write_task(prepared, parts, task, path)
+        _write_task(prepared, parts, file.task, path)
 
 
 def assemble_bundle(
@@ -79,6 +98,8 @@ def assemble_bundle(
     recipe, plan = prepared.recipe, prepared.plan
     (out / BASE).mkdir(exist_ok=True)
     write_config(prepared, out / BASE)
+    if prepared.copies_base:
+        write_index(prepared, out / BASE, base_infos(prepared))
     if prepared.base_head is not None:
         write_head(out / BASE, prepared.base_head)
     copy_processor(prepared, out / PROCESSOR)
@@ -152,9 +173,9 @@ def write_config(prepared: OpenedRecipe, folder: Path) -> None:
         shutil.copyfile(generation, folder / GENERATION_CONFIG)
 
 
-def _write_base(prepared: OpenedRecipe, path: Path) -> None:
+def _write_base(prepared: OpenedRecipe, names: Iterable[str], path: Path) -> None:
     """The base under module names, which `from_pretrained` reads as well as the names of older versions."""
-    infos = {name: prepared.base.info(name) for name in sorted(prepared.base.slots)}
+    infos = {name: prepared.base.info(name) for name in names}
     write_stream(path, infos, (base_bytes(prepared, name) for name in infos))
 
 

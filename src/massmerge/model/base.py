@@ -9,7 +9,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from massmerge.bundle.base import referenced_base
-from massmerge.bundle.layout import BASE_WEIGHTS
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints import Base
 from massmerge.checkpoints.pretrained import model_class, pretrained_config, pretrained_model
@@ -28,10 +27,10 @@ def load_base(bundle: Bundle, touched: set[str], place: Placement, *, check: boo
         check: whether a base that is kept by reference is compared with its checksum.
     """
     folder = bundle.base_folder
-    if BASE_WEIGHTS in bundle.manifest["files"]:
+    if bundle.base_weights:
         # Of the class that the manifest names: AutoModel leaves CLIP's projection away.
         model = pretrained_model(model_class(bundle.manifest["base"]["class"]), folder, place.storage)
-        present = set(read_header(bundle.path / BASE_WEIGHTS)) | touched
+        present = touched.union(*map(read_header, bundle.base_weights))
     else:
         model, names = _referenced_base(bundle, folder, place, check=check)
         present = names | touched

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -26,12 +26,14 @@ from massmerge.model.load import load
 from massmerge.model.model import Model
 from massmerge.model.speed import fast_at_once
 from massmerge.model.static import StaticModel
+from massmerge.recipe import AnswerOptions
 
 _ROWS = 1024
 """About so many rows are a unit; a multiple of the batch, so that batches are those of one process."""
 _PLACEMENT = ("device", "dtype")
 _SECONDS, _MEMORY = 0.05, 4  # per row; bytes of memory per byte of the bundle
 _A = TypeVar("_A", Prediction, Generation)
+_Call = Literal["stream", "generate_many", "answer_sets", "write_sets"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class AnswerRows:
 
     rows: str
     key: str
-    call: Literal["stream", "generate_many"]
+    call: _Call
     options: dict[str, Any]
 
 
@@ -97,15 +99,35 @@ class RowWorker:
     def carry_out(self, unit: Unit, before: Mapping[str, Any]) -> str:
         """Answer a range of rows; returns the name of the file of answers."""
         data: AnswerRows = unit.data
-        call: Callable[..., Iterator[Any]] = getattr(self._model, data.call)
         files = answer_files(self._job, data)
         draft = files.draft()
         try:
-            given = call(read_inputs(self._job.store / data.rows), on_error="row", **data.options)
+            given = self._answers(data, read_inputs(self._job.store / data.rows))
             write_answers(draft, (answer.to_dict() for answer in given))
             return files.seal(draft, data.key, SUFFIX)
         finally:
             draft.unlink(missing_ok=True)
+
+    def _answers(self, data: AnswerRows, rows: Iterator[Any]) -> Iterator[Prediction] | Iterator[Generation]:
+        if data.call in ("answer_sets", "write_sets"):
+            assert isinstance(self._model, Model), "a static merge has no sets"
+            return _by_sets(self._model, data.call, list(rows), **data.options)
+        call: Callable[..., Iterator[Any]] = getattr(self._model, data.call)
+        return call(rows, on_error="row", **data.options)
+
+
+def _by_sets(
+    model: Model, call: str, rows: list[Any], *, answer: dict[str, Any], batch_size: int, **options: Any
+) -> Iterator[Any]:
+    """Answers to rows of which each is followed by its set, with the answer options of who asks."""
+    chosen = AnswerOptions(**answer)
+    core = replace(model.core, options=chosen)
+    asked = Model(core, model.stages, model.sets.merged_by(chosen.merge))
+    inputs, sets = rows[::2], [Routing({}, weights, selected, "") for selected, weights in map(json.loads, rows[1::2])]
+    for at in range(0, len(inputs), batch_size):  # the batches of one process
+        part = slice(at, at + batch_size)
+        run = asked.answer if call == "answer_sets" else asked.write
+        yield from run(inputs[part], sets[part], batch_size=batch_size, **options)
 
 
 def answer_files(job: RowJob, data: AnswerRows) -> SealedFiles:
@@ -174,19 +196,40 @@ class EngineModel:
         """As `Model.generate_many`, with errors as rows."""
         return self._answers("generate_many", _generation, items, options)
 
+    def answer_sets(
+        self, items: Iterable[tuple[Any, Routing]], *, answer: AnswerOptions, **options: Any
+    ) -> Iterator[Prediction]:
+        """As `Model.answer` of a bundle with other answer options, for inputs with the sets that were selected for them."""
+        return self._answers("answer_sets", _prediction, _paired(items), {"answer": answer.model_dump(), **options}, 2)
+
+    def write_sets(
+        self, items: Iterable[tuple[Any, Routing]], *, answer: AnswerOptions, **options: Any
+    ) -> Iterator[Generation]:
+        """As `Model.write`, in the same way."""
+        return self._answers("write_sets", _generation, _paired(items), {"answer": answer.model_dump(), **options}, 2)
+
     def _answers(
         self,
-        call: Literal["stream", "generate_many"],
+        call: _Call,
         rebuilt: Callable[[dict[str, Any]], _A],
         items: Iterable[Any],
         options: dict[str, Any],
+        parts: int = 1,
     ) -> Iterator[_A]:
-        """Cut the rows into files, let them be answered, and read the answers in order: memory holds a range at a time."""
+        """Cut the rows into files, let them be answered, and read the answers in order: memory holds a range at a time.
+
+        Args:
+            call: what is asked of the model.
+            rebuilt: makes an answer of plain data.
+            items: the rows, each of so many `parts`.
+            options: of the call.
+            parts: how many items are a row.
+        """
         options = {name: value for name, value in options.items() if name != "on_error"}
         self._calls += 1
         names: dict[str, str] = {}
         todo = []
-        for number, (rows, count) in enumerate(self._spooled(items, int(options.get("batch_size", 32)))):
+        for number, (rows, count) in enumerate(self._spooled(items, int(options.get("batch_size", 32)), parts)):
             key = f"answers{self._calls}.{number:06d}"
             data = AnswerRows(rows, key, call, options)
             found = answer_files(self.job, data).find(key, SUFFIX)
@@ -207,17 +250,29 @@ class EngineModel:
         for name in names.values():
             yield from map(rebuilt, read_answers(self.job.store / name))
 
-    def _spooled(self, items: Iterable[Any], batch: int) -> Iterator[tuple[str, int]]:
+    def _spooled(self, items: Iterable[Any], batch: int, parts: int) -> Iterator[tuple[str, int]]:
         """The rows in files, whose names tell their content; the name and the number of rows of each."""
         files, source = SealedFiles(self.job.store, "rows"), iter(items)
-        size = batch * max(1, _ROWS // batch)
+        size = batch * max(1, _ROWS // batch) * parts
         for number in range(1 << 40):
             rows = list(islice(source, size))
             if not rows:
                 return
             draft = files.draft()
             write_inputs(draft, rows)
-            yield files.seal(draft, f"rows{self._calls}.{number:06d}", SUFFIX), len(rows)
+            yield files.seal(draft, f"rows{self._calls}.{number:06d}", SUFFIX), len(rows) // parts
+
+
+def is_worth_it(count: int) -> bool:
+    """Whether so many rows are more than a unit: for fewer no worker should load a bundle."""
+    return count > _ROWS
+
+
+def _paired(items: Iterable[tuple[Any, Routing]]) -> Iterator[Any]:
+    """Each input and then, as text, what an answer by its set depends on."""
+    for item, routing in items:
+        yield item
+        yield json.dumps([routing.selected, routing.weights])
 
 
 def _routed(data: dict[str, Any]) -> dict[str, Any]:

@@ -17,9 +17,10 @@ from massmerge.bundle.manifest import find_damage, read_manifest
 from massmerge.bundle.problem_types import read_problem
 from massmerge.checkpoints.backbone import BACKBONE, auto_class
 from massmerge.checkpoints.pretrained import model_class, pretrained_model
+from massmerge.checkpoints.stores import open_folder
 from massmerge.errors import InputError, listing
 from massmerge.io.placement import Placement
-from massmerge.io.tensor_file import read_header, read_tensor
+from massmerge.io.tensor_file import read_tensor
 from massmerge.model.base import ready_to_run
 from massmerge.model.core import Core
 from massmerge.model.heads.classify import Head, load_head
@@ -70,7 +71,7 @@ class StaticFolder:
     @property
     def dtype(self) -> torch.dtype:
         """The type of its numbers."""
-        kinds = [info.dtype for info in read_header(self.model / "model.safetensors").values()]
+        kinds = [info.dtype for info in open_folder(self.model).infos.values()]
         return next((kind for kind in kinds if kind.is_floating_point), torch.float32)
 
     @property
@@ -140,7 +141,7 @@ class StaticModel(OneBackbone):
 
 def _open(folder: StaticFolder, place: Placement) -> Core:
     model = pretrained_model(folder.model_class, folder.model, place.storage)
-    model = ready_to_run(model, set(read_header(folder.model / "model.safetensors"))).to(place.device)
+    model = ready_to_run(model, set(open_folder(folder.model).infos)).to(place.device)
     reader = InputReader(folder.model, model.config, image=model.main_input_name == "pixel_values")
     if folder.writes:
         return Core(model, folder.tasks, {}, {}, reader, folder.shared_labels)
@@ -153,4 +154,4 @@ def _open(folder: StaticFolder, place: Placement) -> Core:
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    return {name: read_tensor(info) for name, info in read_header(folder / "model.safetensors").items()}
+    return {name: read_tensor(info) for name, info in open_folder(folder).infos.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -17,26 +17,38 @@ from massmerge.merging.open_recipe import OpenedRecipe
 from massmerge.merging.plan import TensorPlan
 from massmerge.merging.static import KEEPING_METHODS
 from massmerge.merging.static.scales import scale_of
-from massmerge.merging.write import LargeFile, base_bytes, common, copy_head, copy_processor, write_config
+from massmerge.merging.units import LargeFile
+from massmerge.merging.write import (
+    base_bytes,
+    common,
+    copy_head,
+    copy_processor,
+    weight_files,
+    write_config,
+    write_index,
+)
 
-_WEIGHTS = "model.safetensors"
 
-
-def checkpoint_files(prepared: OpenedRecipe) -> list[LargeFile]:
+def checkpoint_files(prepared: OpenedRecipe, parts: Parts) -> list[LargeFile]:
     """The weights of the merged model, or of each task's where the method keeps the tasks apart."""
-    size = prepared.plan.sizes.base
     if prepared.recipe.merge.keeps_tasks:
-        return [(Path(task.name) / _WEIGHTS, i, size) for i, task in enumerate(prepared.recipe.tasks)]
-    return [(Path(_WEIGHTS), None, size)]
+        headers = _headers(prepared, parts)
+        return [
+            file
+            for i, task in enumerate(prepared.recipe.tasks)
+            for file in weight_files(prepared, Path(task.name), _restored_infos(prepared, headers, task.name), i)
+        ]
+    return weight_files(prepared, Path(), _infos(prepared, _merged(prepared, parts)))
 
 
-def write_checkpoint_file(prepared: OpenedRecipe, parts: Parts, task: int | None, path: Path) -> None:
-    """Write the weights of one task's model, or with no task those of the model that all were merged into."""
-    if task is not None:
-        _write_restored(prepared, _headers(prepared, parts), prepared.recipe.tasks[task].name, path)
+def write_checkpoint_file(prepared: OpenedRecipe, parts: Parts, file: LargeFile, path: Path) -> None:
+    """Write weights of one task's model, or with no task some of those of the model that all were merged into."""
+    if file.task is not None:
+        _write_restored(prepared, _headers(prepared, parts), prepared.recipe.tasks[file.task].name, file.tensors, path)
         return
     merged = _merged(prepared, parts)
-    infos = _infos(prepared, merged)
+    every = _infos(prepared, merged)
+    infos = {name: every[name] for name in file.tensors}
     data = (merged[name] if name in merged else base_bytes(prepared, name) for name in infos)
     write_stream(path, infos, data)
 
@@ -67,6 +79,7 @@ def assemble_checkpoint(
     options = prepared.recipe.merge.own()
     scale = {"scale": scale_of(prepared.plan.method, len(prepared.plan.tasks), options)} if "scale" in options else {}
     infos = _infos(prepared, _merged(prepared, parts))
+    write_index(prepared, out, infos)
     needed = sum(info.nbytes for name, info in infos.items() if name not in prepared.base.output)
     _finish(prepared, out, fingerprint, needed, scale, known)
 
@@ -75,27 +88,39 @@ def assemble_checkpoints(
     prepared: OpenedRecipe, parts: Parts, out: Path, fingerprint: str, known: Mapping[str, FileEntry]
 ) -> None:
     """Write what a checkpoint of each task has besides its weights; and what all would weigh in the method's own form."""
+    headers = _headers(prepared, parts)
     for task in prepared.recipe.tasks:
         folder = out / task.name
         write_config(prepared, folder)
+        write_index(prepared, folder, _restored_infos(prepared, headers, task.name))
         copy_processor(prepared, folder)
         copy_head(prepared, task, folder)
-    headers = _headers(prepared, parts)
     counted = [part for tensor, part in headers.items() if tensor.name not in prepared.base.output]
     compressed = sum(info.nbytes for part in counted for name, info in part.items() if name != "norm")
     base = sum(prepared.base.info(name).nbytes for name in prepared.base.slots if name not in prepared.base.output)
     _finish(prepared, out, fingerprint, base + compressed, {}, known)
 
 
+def _restored_infos(
+    prepared: OpenedRecipe, parts: dict[TensorPlan, dict[str, TensorInfo]], task: str
+) -> dict[str, TensorInfo]:
+    """The tensors of one task's model."""
+    own = {t.name: part[f"{task}.whole"] for t, part in parts.items() if f"{task}.whole" in part}
+    base = prepared.base
+    return {n: base.info(n) if n in base.slots else own[n] for n in sorted({*base.slots, *own})}
+
+
 def _write_restored(
-    prepared: OpenedRecipe, parts: dict[TensorPlan, dict[str, TensorInfo]], task: str, path: Path
+    prepared: OpenedRecipe,
+    parts: dict[TensorPlan, dict[str, TensorInfo]],
+    task: str,
+    names: Iterable[str],
+    path: Path,
 ) -> None:
-    """One task's backbone, streamed from the compressed form of all."""
+    """Some tensors of one task's backbone, streamed from the compressed form of all."""
     tensors = {t.name: t for t, part in parts.items() if t.in_base or f"{task}.whole" in part}
-    infos = {
-        name: prepared.base.info(name) if name in prepared.base.slots else parts[tensors[name]][f"{task}.whole"]
-        for name in sorted({*prepared.base.slots, *tensors})
-    }
+    every = _restored_infos(prepared, parts, task)
+    infos = {name: every[name] for name in names}
 
     def data(name: str) -> memoryview | TensorInfo:
         """Bytes of one tensor of the task's checkpoint."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from massmerge.bundle.layout import BASE_WEIGHTS
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.adapters import ADAPTER_CONFIG
 from massmerge.checkpoints.pretrained import pretrained_adapter
@@ -230,8 +229,7 @@ def _base_reference(bundle: Bundle) -> tuple[str, str | None]:
     said = bundle.manifest["base"]
     if said["revision"]:
         return str(said["source"]).partition("@")[0], str(said["revision"])
-    copied = BASE_WEIGHTS in bundle.manifest["files"]
-    return (str((bundle.base_folder).resolve()) if copied else str(said["location"])), None
+    return (str(bundle.base_folder.resolve()) if bundle.base_weights else str(said["location"])), None
 
 
 def _shares(opened: OpenBundle, changes: SetChanges, left_out: list[str]) -> dict[str, float]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import massmerge
 from massmerge.evaluation.metrics import Given, written
 from massmerge.evaluation.suite import join_labels
-from massmerge.model.answers import Answer, Prediction, Routing, contenders, passing
+from massmerge.model.answers import Answer, Generation, Prediction, Routing, contenders, passing
 from massmerge.model.explain import heads_of
 from massmerge.model.model import Model
+from massmerge.model.row_job import is_worth_it
 from massmerge.recipe import AnswerOptions, ProblemType
 from massmerge.research.studies.cells import checksum
 from massmerge.research.studies.context import StudyContext
@@ -56,21 +57,37 @@ class AnswerBook:
         cells = self._context.cells
         missing: dict[str, int] = {key: i for i, key in enumerate(keys) if key not in cells}
         order = sorted(missing.values(), key=lambda i: (self._context.size(self._context.samples[places[i]]), i))
-        size = self._context.settings.batch_size
-        chunks = [order[at : at + size] for at in range(0, len(order), size)]
-        everything = sum(map(len, self._model.labels.values()))
-        for chunk in self._context.progress(chunks, what, len(chunks)):
-            inputs = [self._context.input(self._context.samples[places[i]]) for i in chunk]
-            chosen = [routings[i] for i in chunk]
-            if self._model.writes:
-                texts = self._model.write(inputs, chosen, batch_size=size, **self._context.generation)
-                for i, text in zip(chunk, texts, strict=True):
-                    cells.put(keys[i], {_TEXT: [text.text, 0.0, 0.0]})
-                continue
-            answers = self._model.answer(inputs, chosen, top=everything, batch_size=size)
-            for i, answer in zip(chunk, answers, strict=True):
-                cells.put(keys[i], {task: self._best(ranked) for task, ranked in heads_of(answer, everything).items()})
+        asked = [(places[i], routings[i]) for i in order]
+        for i, found in zip(order, self._found(asked, what), strict=True):
+            cells.put(keys[i], found)
         return [{task: BestOfHead(*values) for task, values in cells[key].items()} for key in keys]
+
+    def _found(self, asked: Sequence[tuple[int, Routing]], what: str) -> Iterator[dict[str, Any]]:
+        """What the heads of each set say, as cells: by the workers of an engine, if there are some and enough to do."""
+        context, size = self._context, self._context.settings.batch_size
+        options: dict[str, Any] = {"batch_size": size}
+        options |= context.generation if self._model.writes else {"top": self._labels}
+        if context.engine is not None and is_worth_it(len(asked)):
+            context.tell(f"{what}: {len(asked):,} rows go to the workers")
+            with context.answering() as model:
+                call: Any = model.write_sets if self._model.writes else model.answer_sets
+                rows = ((context.stored(context.samples[place]), routing) for place, routing in asked)
+                yield from map(self._cell, call(rows, answer=self._options, **options))
+            return
+        run: Any = self._model.write if self._model.writes else self._model.answer
+        chunks = [asked[at : at + size] for at in range(0, len(asked), size)]
+        for chunk in context.progress(chunks, what, len(chunks)):
+            inputs = [context.input(context.samples[place]) for place, _ in chunk]
+            yield from map(self._cell, run(inputs, [routing for _, routing in chunk], **options))
+
+    @property
+    def _labels(self) -> int:
+        return sum(map(len, self._model.labels.values()))
+
+    def _cell(self, found: Prediction | Generation) -> dict[str, Any]:
+        if isinstance(found, Generation):
+            return {_TEXT: [found.text, 0.0, 0.0]}
+        return {task: self._best(ranked) for task, ranked in heads_of(found, self._labels).items()}
 
     def settled(self, routings: Sequence[Routing]) -> list[Routing]:
         """The routings of all samples, with that of an unclear one as its candidates' heads decide, as in `predict`."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 import massmerge
 from massmerge.bundle.layout import MANIFEST
 from massmerge.bundle.reader import Bundle
+from massmerge.engines.job import Engine
 from massmerge.errors import InputError
 from massmerge.evaluation.experts import Experts, expert_answers, open_experts
 from massmerge.evaluation.from_recipe import open_sources
@@ -26,6 +28,8 @@ from massmerge.merging.run import merge
 from massmerge.model.inputs import Row
 from massmerge.model.load import load
 from massmerge.model.model import Model
+from massmerge.model.row_job import EngineModel
+from massmerge.model.speed import fast_at_once
 from massmerge.recipe import Recipe
 from massmerge.research.studies.cells import Cells, checksum
 from massmerge.research.studies.settings import Sample, StudySettings
@@ -43,6 +47,7 @@ class StudyContext:
         settings: options of the study.
         recipe: the recipe with the folder that its paths start from; none if the experts are not known.
         other_rows: gives at most so many rows of each task of the split `validation`; none if there is no such split.
+        engine: whose workers merge, and answer by sets; by default this process.
         progress: wraps iterables whose items take time.
         tell: called with a sentence on what is being done.
     """
@@ -56,11 +61,12 @@ class StudyContext:
         *,
         recipe: tuple[Recipe, Path] | None = None,
         other_rows: Callable[[int | None], PreparedEvaluation] | None = None,
+        engine: Engine | None = None,
         progress: Progress = silent,
         tell: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self.ready, self.bundle, self.cache, self.settings = ready, bundle, cache, settings
-        self._recipe, self._other_rows = recipe, other_rows
+        self._recipe, self._other_rows, self.engine = recipe, other_rows, engine
         self.progress, self.tell = progress, tell
         self.cells = Cells(cache / "cells.jsonl")
 
@@ -111,6 +117,11 @@ class StudyContext:
             raise InputError(f"{self.ready.data[sample.task].row_name(sample.place)}: {item}")
         return item
 
+    def stored(self, sample: Sample) -> Any:
+        """The input of a sample as workers are given it: an image as its bytes; errors as above."""
+        self.input(sample)
+        return self.ready.data[sample.task].inputs.stored(sample.place)
+
     @cached_property
     def contents(self) -> list[str]:
         """Checksum of each sample's input, by which answers to it are found again in other draws of rows."""
@@ -147,8 +158,8 @@ class StudyContext:
 
     def _like(self, ready: PreparedEvaluation, bundle: Path, settings: StudySettings) -> StudyContext:
         other = StudyContext(
-            ready, bundle, self.cache, settings, recipe=self._recipe, other_rows=self._other_rows, progress=self.progress,
-            tell=self.tell,
+            ready, bundle, self.cache, settings, recipe=self._recipe, other_rows=self._other_rows, engine=self.engine,
+            progress=self.progress, tell=self.tell,
         )  # fmt: skip
         other.cells = self.cells
         return other
@@ -166,10 +177,22 @@ class StudyContext:
     @cached_property
     def model(self) -> Model:
         """The loaded bundle, with its own router."""
+        with fast_at_once():  # as workers load it; and what was asked of an earlier run shows in no digit of this one's
+            return load(self.bundle, **self._loading, check=True)
+
+    @property
+    def _loading(self) -> dict[str, Any]:
         # What a study has merged by itself is not calibrated: only the router that needs no data is there.
         merged_here = self.bundle.resolve().is_relative_to(self.cache.resolve())
-        router = "projection" if merged_here else None
-        return load(self.bundle, router=router, **self.where, check=True)
+        return {"router": "projection" if merged_here else None, **self.where}
+
+    @contextmanager
+    def answering(self) -> Iterator[EngineModel]:
+        """The bundle as the workers of the engine load it."""
+        assert self.engine is not None, "nobody else answers"
+        folder = self.cache / f"{self.bundle_identity[:16]}.parts"
+        with EngineModel.opened(self.bundle, self.engine, folder, loading=self._loading) as model:
+            yield model
 
     @property
     def where(self) -> dict[str, Any]:
@@ -240,13 +263,14 @@ class StudyContext:
         target = self.cache / "bundles" / name
         if not (target / MANIFEST).is_file():
             self.tell(f"merging {len(recipe.tasks)} tasks into {target}")
+        where: dict[str, Any] = {"folder": self.recipe_folder, "device": self.settings.device, "engine": self.engine}
         try:
-            return merge(recipe, target, folder=self.recipe_folder, device=self.settings.device)
+            return merge(recipe, target, **where)
         except InputError:
             if not target.exists():
                 raise
             # The experts have changed since.
-            return merge(recipe, target, folder=self.recipe_folder, overwrite=True, device=self.settings.device)
+            return merge(recipe, target, overwrite=True, **where)
 
     @cached_property
     def experts(self) -> Experts:

@@ -13,7 +13,7 @@ from massmerge.research.studies.figures import Measured, measure_routing
 from massmerge.research.studies.fixed import own_accepted, pass_scores
 from massmerge.research.studies.scores import best_tasks
 from massmerge.research.studies.shipped import best_of, shipped_routings, shipped_voters
-from massmerge.research.studies.study import Finding, Study, Verdict
+from massmerge.research.studies.study import PASSES, Finding, Study, Verdict
 
 _WORDS = {"A": "what attention reads", "O": "what attention's output layer reads",
           "M": "what the MLP reads", "D": "what the MLP's output layer reads"}  # fmt: skip
@@ -124,5 +124,5 @@ LAYERS = Study(
     "layers", "Routing accuracy at every site",
     "At which place of the network do the tasks' singular vectors tell inputs apart? Each site routes all inputs by itself, "
     "through the bundle's first pass and by its score; the vote is the bundle's own decision.",
-    run, lambda context: context.seconds_for(2.5),
+    run, lambda context: context.seconds_for(2.5), here=PASSES,
 )  # fmt: skip

@@ -24,7 +24,7 @@ from massmerge.research.studies.context import StudyContext
 from massmerge.research.studies.figures import Measured, summarize
 from massmerge.research.studies.methods import BASE, EXPERTS, MASS
 from massmerge.research.studies.statics import StaticMerge, subset
-from massmerge.research.studies.study import Finding, Study, Verdict
+from massmerge.research.studies.study import TIMED, Finding, Study, Verdict
 
 _STATICS = ("task_arithmetic", "tsv_m")
 
@@ -164,7 +164,7 @@ LEAVE_ONE_OUT = Study(
     "leave_one_out", "A task that was not merged",
     "What do the other tasks' updates do for a task that is not among them? Each task is left out of the merge, and its "
     "rows are answered with its own head, which is given.",
-    run, _seconds, needs_recipe=True,
+    run, _seconds, needs_recipe=True, here=TIMED,
     quick=("A task that was not merged",
            "What do the other tasks' updates do for a task that is not among them? The first task of the suite is left out "
            "of the merge, and its rows are answered with its own head, which is given."),

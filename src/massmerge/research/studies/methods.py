@@ -23,7 +23,7 @@ from massmerge.research.studies.context import StudyContext
 from massmerge.research.studies.figures import Measured, summarize
 from massmerge.research.studies.sceptic import base_routed, standardised_choice, static_routed
 from massmerge.research.studies.statics import SCALE_ROWS, StaticMerge
-from massmerge.research.studies.study import Finding, Study, Verdict
+from massmerge.research.studies.study import TIMED, Finding, Study, Verdict
 
 MASS, TASK_GIVEN = "mass", "mass, task given"
 BASE_ROUTED, _ROUTED_STATIC = "base, routed", "static merge, our router"
@@ -377,7 +377,7 @@ METHODS = Study(
     "methods", "All methods on the same rows",
     "Which way to make one model of the experts serves best? The pretrained model with each head, the experts themselves, "
     "all static merges, the routed peers and MASS answer the same rows, without the task's name and with it.",
-    run, _seconds, needs_recipe=True, peers=tuple(PEERS),
+    run, _seconds, needs_recipe=True, here=TIMED, peers=tuple(PEERS),
     quick=("Some methods on the same rows",
            "A quick look at a few ways to make one model of the experts: the pretrained model with each head, the experts "
            f"themselves, the static merges {' and '.join(_QUICK_STATICS)}, the routed peer {_QUICK_PEERS[0]} and MASS "

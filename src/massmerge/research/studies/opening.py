@@ -9,6 +9,7 @@ from pathlib import Path
 from massmerge.bundle.download import find_bundle
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.backbone import language_class
+from massmerge.engines.job import Engine
 from massmerge.errors import InputError, problems_error
 from massmerge.evaluation.prepared import PreparedEvaluation, prepare_evaluation
 from massmerge.evaluation.report import require_matplotlib
@@ -53,6 +54,7 @@ def open_studies(
     *,
     bundle: str | Path | None = None,
     recipe: str | Path | None = None,
+    engine: Engine | None = None,
     progress: Progress = silent,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> Opened:
@@ -65,6 +67,7 @@ def open_studies(
         settings: options of the studies.
         bundle: the bundle's folder.
         recipe: the recipe's path.
+        engine: whose workers merge, and answer by sets.
         progress: wraps iterables whose items take time.
         tell: called with a sentence on what is being done.
 
@@ -85,8 +88,9 @@ def open_studies(
     runnable, left_out = _runnable(studies, with_recipe=given is not None, no_support=fault, writes=ready.writes)
     cache = out / "cache"
     context = StudyContext(
-        ready, Path(bundle or cache), cache, settings, recipe=given, other_rows=other_rows, progress=progress, tell=tell
-    )
+        ready, Path(bundle or cache), cache, settings, recipe=given, other_rows=other_rows, engine=engine,
+        progress=progress, tell=tell,
+    )  # fmt: skip
     if bundle is None:
         context.bundle = context.merged(context.recipe)
     context.read_inputs()

@@ -10,7 +10,7 @@ from massmerge.research.studies.compared import Answered, mass_answers
 from massmerge.research.studies.context import StudyContext
 from massmerge.research.studies.figures import Measured
 from massmerge.research.studies.methods import peer_answers
-from massmerge.research.studies.study import Finding, Study, Verdict
+from massmerge.research.studies.study import TIMED, Finding, Study, Verdict
 
 MASS = "mass"
 _PEERS, _QUICK = ("smile_1", "smile_2"), ("smile_1",)
@@ -82,6 +82,6 @@ ORACLE = Study(
     "oracle", "MASS and SMILE with the true head",
     "How do MASS and SMILE compare where the head is given, as papers before MASS evaluate? Both route as usual; "
     "the head of the true task answers.",
-    run, lambda context: context.seconds_for(2.0 + 2.5 * len(_PEERS)) + 30, needs_recipe=True, peers=_PEERS,
+    run, lambda context: context.seconds_for(2.0 + 2.5 * len(_PEERS)) + 30, needs_recipe=True, here=TIMED, peers=_PEERS,
     not_for_texts="it compares answers by the head that is chosen with those by the head that is given.",
 )  # fmt: skip

@@ -16,7 +16,7 @@ from massmerge.research.studies.fixed import Accepted, accepted_tasks, factors_o
 from massmerge.research.studies.routers import paper_voter
 from massmerge.research.studies.scores import best_tasks
 from massmerge.research.studies.shipped import best_of, shipped_routings, shipped_voters
-from massmerge.research.studies.study import Finding, Study, Verdict
+from massmerge.research.studies.study import PASSES, Finding, Study, Verdict
 
 Metric = Literal["cosine", "angles"]
 METRICS: tuple[Metric, ...] = ("cosine", "angles")
@@ -170,5 +170,5 @@ REDUNDANCY = Study(
     "The paper's first pass runs a fixed model, the merge of all tasks that are not too similar to an earlier one. What "
     "does the filter leave out at thresholds from 0.05 to 0.9, by cosine and by principal angles, and does routing gain by "
     "it?",
-    run, lambda context: context.seconds_for(len(METRICS) * len(grid(context)) + 2),
+    run, lambda context: context.seconds_for(len(METRICS) * len(grid(context)) + 2), here=PASSES,
 )  # fmt: skip

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from massmerge.engines.choose import opened_engine
+from massmerge.engines.job import Engine
 from massmerge.errors import InputError
 from massmerge.evaluation.run import Progress, silent
 from massmerge.evaluation.suite import DEFAULT_SPLIT
@@ -40,6 +43,8 @@ def study(
     batch_size: int = 32,
     device: str = "auto",
     dtype: str = "auto",
+    engine: str | Engine | None = None,
+    workers: int | None = None,
     search: bool = False,
     trials: int = 40,
     peers: Iterable[str] = (),
@@ -64,6 +69,9 @@ def study(
         batch_size: inputs per batch.
         device: where everything runs, as in `load`.
         dtype: the type that models run in, as in `load`.
+        engine: merge, and answer rows by the sets that a study selects, with the workers of an engine, as in `merge`; by
+            default in this process.
+        workers: with an engine, models that answer at the same time.
         search: for `sweep`, also search η, K, ε and the site on the validation split.
         trials: for `search`, how many settings to try.
         peers: options of routed peers, such as `smile_1.rank=16`, for `methods`, `oracle` and `storage`.
@@ -81,9 +89,23 @@ def study(
     if given := parse_options(peers):
         options["peers"] = given
     settings = StudySettings(split, limit, seed, quick, batch_size, device, dtype, options)
-    return run_studies(
-        name, suite, out, bundle=bundle, recipe=recipe, settings=settings, command=command, progress=progress, tell=tell
-    )
+    refuse_engine(name, engine, workers)
+    with nullcontext(None) if engine is None else opened_engine(engine, workers) as chosen:
+        return run_studies(
+            name, suite, out, bundle=bundle, recipe=recipe, settings=settings, engine=chosen, command=command,
+            progress=progress, tell=tell,
+        )  # fmt: skip
+
+
+def refuse_engine(name: str, engine: object, workers: int | None) -> None:
+    """Refuse an engine for a study whose rows it cannot answer; of `all`, such studies run in this process."""
+    if engine is None and workers is not None:
+        raise InputError("--workers counts the workers of an engine: give --engine, or leave it out.")
+    if engine is not None and name in STUDIES and STUDIES[name].here:
+        can = [study.name for study in STUDIES.values() if not study.here]
+        raise InputError(
+            f"study {name}: {STUDIES[name].here} Leave out --engine; the studies that it serves are {', '.join(can)}."
+        )
 
 
 def run_studies(
@@ -94,6 +116,7 @@ def run_studies(
     bundle: str | Path | None = None,
     recipe: str | Path | None = None,
     settings: StudySettings | None = None,
+    engine: Engine | None = None,
     command: str = "",
     progress: Progress = silent,
     tell: Callable[[str], None] = lambda sentence: None,
@@ -109,6 +132,7 @@ def run_studies(
         bundle: the bundle to study; without it the recipe's is merged.
         recipe: the recipe with the experts, which some studies read.
         settings: split, limit, seed and the like.
+        engine: whose workers merge, and answer by sets.
         command: the command line, to be written beside the figures.
         progress: wraps iterables whose items take time.
         tell: called with a sentence on what is being done.
@@ -121,7 +145,7 @@ def run_studies(
     settings, folder = settings or StudySettings(), Path(out)
     wanted = _with_options(list(STUDIES.values()) if name == ALL else [STUDIES[name]], settings)
     opened = open_studies(
-        wanted, suite, folder, settings, bundle=bundle, recipe=recipe, progress=progress, tell=tell
+        wanted, suite, folder, settings, bundle=bundle, recipe=recipe, engine=engine, progress=progress, tell=tell,
     )  # fmt: skip
     about = _about(opened.context, command)
     results = []

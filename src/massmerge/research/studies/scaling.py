@@ -16,7 +16,7 @@ from massmerge.research.studies.context import StudyContext
 from massmerge.research.studies.figures import Measured
 from massmerge.research.studies.methods import MASS
 from massmerge.research.studies.statics import StaticMerge, subset
-from massmerge.research.studies.study import Finding, Study, Verdict
+from massmerge.research.studies.study import TIMED, Finding, Study, Verdict
 
 _SUM = "task_arithmetic"
 _QUICK_RIVALS = ("tsv_m",)
@@ -136,7 +136,7 @@ SCALING = Study(
     "scaling", "More and more tasks",
     "How much is lost as tasks are added? The first 2, 3, … T tasks of the recipe are merged by MASS, by task "
     "arithmetic and by the best static merge, and measured on the rows of those tasks.",
-    run, _seconds, needs_recipe=True,
+    run, _seconds, needs_recipe=True, here=TIMED,
     quick=("Two tasks, and all",
            "How much is lost as tasks are added? The first 2 and all tasks of the recipe are merged by MASS, by task "
            f"arithmetic and by {_QUICK_RIVALS[0]}, and measured on the rows of those tasks."),

@@ -24,7 +24,7 @@ from massmerge.research.studies import plots
 from massmerge.research.studies.compute import operations, time_ratios
 from massmerge.research.studies.context import StudyContext
 from massmerge.research.studies.methods import expert_bytes
-from massmerge.research.studies.study import Finding, Study, Verdict
+from massmerge.research.studies.study import TIMED, Finding, Study, Verdict
 
 MASS, BASE, EXPERTS = "mass", "base", "experts"
 _SMALL = 4  # inputs that run at once while products are counted: so few stay in one thread
@@ -239,5 +239,6 @@ STORAGE = Study(
     "storage", "Bytes and work of routed methods",
     "What does it cost to keep many experts in one model that routes? Bytes on disk and parameters relative to the base, "
     "and the work of an answer in forward passes of the base, for MASS and every routed peer.",
-    run, lambda context: 45.0 + _COUNTED * 12 * context.forward_seconds * len(PEERS), needs_recipe=True, peers=tuple(PEERS),
+    run, lambda context: 45.0 + _COUNTED * 12 * context.forward_seconds * len(PEERS), needs_recipe=True, here=TIMED,
+    peers=tuple(PEERS),
 )  # fmt: skip

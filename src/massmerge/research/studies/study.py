@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from massmerge.research.studies.context import StudyContext
 
 
+TIMED = "it measures what an answer costs, which only one process tells."
+PASSES = "it is made of first passes, whose activations stay in one process."
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The best method, and how MASS compares."""
@@ -72,6 +76,8 @@ class Study:
     """Whether inputs of the split `validation` are needed beside those that are measured."""
     not_for_texts: str = ""
     """Why it says nothing of models that write, which have no heads."""
+    here: str = ""
+    """Why an engine cannot answer its rows; empty where it can, of studies that ask for answers by given sets."""
     peers: tuple[str, ...] = ()
     """The routed peers that it compares, whose options can be set."""
     quick: tuple[str, str] | None = None
