@@ -3,11 +3,11 @@
     python -m benchmarks.confidence fit BUNDLE SUITE [--split validation] [--limit 300]
     python -m benchmarks.confidence table BUNDLE SUITE DATA [--count 0 16] [--split test] [--limit 100]
 
-`fit` finds the constants of `routing/confidence.py` for routing without data, on validation rows: those of the text suite
-are the package's, and the vision suite reports them. `table` prints a line of JSON for each number of inputs a task that the
-bundle is calibrated on: calibration error and accuracy of the surest answers over all rows of a split, and how well each
-evidence tells own from foreign inputs (AUROC; `--limit` rows a task and a kind). DATA has a folder for each task with
-`train.parquet`. Inputs of a task are foreign to the bundle without it: only the other tasks are allowed, for known and
+`fit` finds the constants of `routing/confidence.py` for routing without data, on validation rows: of the text suite's core
+tasks, and of the image tasks that are not among the core tasks. `table` prints a line of JSON for each number of inputs per
+task that the bundle is calibrated on: calibration error and accuracy of the surest answers over all rows of a split, and how
+well each evidence tells own from foreign inputs (AUROC; `--limit` rows per task and kind). DATA has a folder for each task
+with `train.parquet`. Inputs of a task are foreign to the bundle without it: only the other tasks are allowed, for known and
 foreign inputs alike.
 """
 
@@ -31,7 +31,7 @@ from massmerge.evaluation.prepared import prepare_evaluation
 from massmerge.io.rows import read_inputs
 from massmerge.model.calibrate import calibrate
 from massmerge.model.limits import fit_rule
-from massmerge.routing.confidence import DATA_FREE, fit_confidence, log_odds, sigmoid
+from massmerge.routing.confidence import data_free_rule, fit_confidence, log_odds, sigmoid
 
 Evidence = Callable[[mm.Prediction], float | None]
 EVIDENCE: dict[str, Evidence] = {
@@ -57,12 +57,13 @@ def fit(given: argparse.Namespace) -> dict[str, float]:
     """Constants for routing without data, on the rows of a suite."""
     model = mm.load(given.bundle, router="projection")
     rows = rows_of(given.bundle, given.suite, given.split, given.limit)
+    start = data_free_rule(images=model.takes_images)
     routings, right, heads, hits = [], [], [], []
     for task, pairs in rows.items():
         items = [item for item, _ in pairs]
         for routing in model.route(items):
             # Back to plain evidence, which is what `fit_rule` takes.
-            lead = (log_odds(routing.confidence or 0.0) - DATA_FREE.offset) / DATA_FREE.lead
+            lead = (log_odds(routing.confidence or 0.0) - start.offset) / start.lead
             routings.append(
                 mm.Routing({}, {}, [routing.selected[0]], "", probabilities={routing.selected[0]: sigmoid(lead)})
             )
@@ -70,7 +71,7 @@ def fit(given: argparse.Namespace) -> dict[str, float]:
         for answer, (_, label) in zip(model.predict(items, task=task), pairs, strict=True):
             heads.append(log_odds(answer.score or 0.0))
             hits.append(answer.label == label)
-    rule = fit_rule(routings, right)
+    rule = fit_rule(start, routings, right)
     offset, slope = fit_confidence(torch.tensor(heads), torch.tensor(hits))
     found = {"offset": rule.offset, "lead": rule.lead, "label_offset": offset, "label": slope}
     return {name: round(value, 3) for name, value in found.items()} | {"rows": len(right)}

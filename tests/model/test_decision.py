@@ -12,6 +12,7 @@ from massmerge.model.route.first_pass import Voter
 from massmerge.model.route.stages import SecondLook
 from massmerge.recipe import RouterOptions, Unknown
 from massmerge.routing import Activation, margins, standardize
+from massmerge.routing.confidence import TEXTS
 from massmerge.routing.per_voter import VotingRouter
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.routing.sites import Site
@@ -100,7 +101,7 @@ def test_voters_that_share_a_router_decide_as_voters_with_routers_of_their_own(s
     voters = [Voter(site, token) for token in ("cls", "mean", "each", "cls")]
     seen = [Activation(torch.randn(5, 12)) for _ in voters]
     seen[2] = Activation(torch.randn(9, 12), torch.tensor([1, 2, 3, 1, 2]))
-    choice = Choice(list("abcd"), [0, 1, 3], RouterOptions(), 2, Unknown())
+    choice = Choice(list("abcd"), [0, 1, 3], RouterOptions(), 2, Unknown(), TEXTS)
     found = count_votes(cast_votes(voters, seen, VotingRouter([first, first, first, second])), choice, shared=shared)
     apart = [first, copy.copy(first), copy.copy(first), second]
     alone = count_votes(cast_votes(voters, seen, VotingRouter(apart)), choice, shared=shared)

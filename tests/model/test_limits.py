@@ -16,7 +16,7 @@ from massmerge.model.answers import Routing
 from massmerge.model.calibrate import calibrate
 from massmerge.model.limits import by_rule, fit_rule, typical_limit
 from massmerge.model.route.decide import Votes, count_votes
-from massmerge.routing.confidence import PROBABLE, ConfidenceRule
+from massmerge.routing.confidence import TEXTS
 from models import text_bundle
 
 WORDS = {"spam": "win free prize now call", "topic": "team match law vote gene", "mood": "sad happy bad good song"}
@@ -43,7 +43,7 @@ def test_a_router_s_rule_is_fitted_kept_and_loaded(calibrated):
     bundle, done = calibrated
     assert done.rule is not None
     assert massmerge.load(bundle).stages.rule == done.rule
-    assert massmerge.load(bundle, router="projection").stages.rule is None
+    assert massmerge.load(bundle, router="projection").stages.rule == TEXTS
 
 
 def test_written_limits_are_the_bundle_s_from_then_on(calibrated):
@@ -102,9 +102,10 @@ def test_the_command_shows_limits_and_writes_them(root, tmp_path):
 def test_probabilities_by_a_rule_are_those_of_a_decision_with_it(calibrated):
     stages = massmerge.load(calibrated[0], router="projection").stages
     scores = [torch.rand(6, 3, generator=torch.Generator().manual_seed(0)) for _ in stages.voters]
-    rule = ConfidenceRule(offset=-0.4, lead=0.6)
+    rule = replace(TEXTS, offset=-0.4, lead=0.6)
     plain, expected = (
-        count_votes(Votes(stages.voters, scores), replace(stages.choice(), rule=one)) for one in (PROBABLE, rule)
+        count_votes(Votes(stages.voters, scores), replace(stages.choice(), rule=one))
+        for one in (TEXTS.of_probabilities(), rule)
     )
     for one, other in zip(plain, expected, strict=True):
         assert by_rule(one, rule).probabilities == pytest.approx(other.probabilities)
@@ -112,7 +113,7 @@ def test_probabilities_by_a_rule_are_those_of_a_decision_with_it(calibrated):
 
 def test_a_router_that_is_often_wrong_is_less_sure():
     evidence = Routing({}, {}, ["a"], "", probabilities={"a": 0.95, "b": 0.05})
-    rules = [fit_rule([evidence] * 100, [i < right for i in range(100)]) for right in (95, 60)]
+    rules = [fit_rule(TEXTS, [evidence] * 100, [i < right for i in range(100)]) for right in (95, 60)]
     sure, unsure = (by_rule(evidence, rule).probabilities["a"] for rule in rules)
     assert sure == pytest.approx(0.95, abs=0.02)
     assert unsure == pytest.approx(0.6, abs=0.05)

@@ -11,9 +11,9 @@ from massmerge.bundle.layout import MANIFEST
 from massmerge.bundle.manifest import read_manifest, sign_manifest
 from massmerge.model.answers import Routing, make_prediction
 from massmerge.recipe import AnswerOptions
-from massmerge.routing.confidence import DATA_FREE, label_confidence
+from massmerge.routing.confidence import IMAGES, TEXTS, label_confidence
 from massmerge.serve.metrics import Metrics
-from models import family_bundle, with_options
+from models import FAMILIES, family_bundle, rows_of, with_options
 
 
 def answer_of(values, problem="single_label_classification", probabilities=None):
@@ -24,19 +24,19 @@ def answer_of(values, problem="single_label_classification", probabilities=None)
 
 def test_confidence_is_that_of_the_task_times_that_of_the_label(bert):
     for one in bert.predict(bert_rows()):
-        task, label = one.routing.probabilities[one.task], label_confidence(one.score, DATA_FREE)
+        task, label = one.routing.probabilities[one.task], label_confidence(one.score, TEXTS)
         assert one.confidence == pytest.approx(task * label)
         assert sum(one.routing.probabilities.values()) == pytest.approx(1)
 
 
 def test_with_the_task_given_confidence_is_the_heads_part(bert):
     for one in bert.predict(bert_rows(), task="a"):
-        assert one.confidence == pytest.approx(label_confidence(one.score, DATA_FREE))
+        assert one.confidence == pytest.approx(label_confidence(one.score, TEXTS))
 
 
 def test_several_labels_are_right_if_each_is():
     found = answer_of([3.0, -2.0], "multi_label_classification", {"a": 0.5})
-    parts = [label_confidence(torch.tensor(v).sigmoid().item(), DATA_FREE) for v in (3.0, 2.0)]
+    parts = [label_confidence(torch.tensor(v).sigmoid().item(), TEXTS) for v in (3.0, 2.0)]
     assert found.confidence == pytest.approx(0.5 * parts[0] * parts[1])
 
 
@@ -81,3 +81,10 @@ def test_the_service_counts_confidences_and_unclear_answers():
     assert "mass_confidence_count 2.0" in text
     assert 'mass_confidence_bucket{le="0.95"} 1.0' in text
     assert "mass_unclear_total 2.0" in text
+
+
+def test_images_have_constants_of_their_own(root, bert):
+    image = massmerge.load(family_bundle(root, "vit"))
+    (one,) = image.predict([rows_of(FAMILIES["vit"].make_inputs(1))[0]], task=image.tasks[0])
+    assert one.confidence == pytest.approx(label_confidence(one.score, IMAGES))
+    assert image.stages.rule == IMAGES and bert.stages.rule == TEXTS

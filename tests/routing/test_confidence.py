@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from massmerge.routing.confidence import (
-    DATA_FREE,
-    ConfidenceRule,
+    TEXTS,
     fit_confidence,
     label_confidence,
     lead_log_odds,
@@ -37,23 +36,23 @@ def test_the_lead_is_the_log_odds_of_a_softmax(strong):
 @given(STRONG)
 def test_probabilities_of_tasks_add_up_to_one(strong):
     best = max(range(len(strong)), key=strong.__getitem__)
-    found = task_probabilities(strong, best, DATA_FREE)
+    found = task_probabilities(strong, best, TEXTS)
     assert sum(found) == pytest.approx(1)
     assert all(0 <= p <= 1 for p in found)
 
 
 def test_one_task_is_certain():
-    assert task_probabilities([0.3], 0, DATA_FREE) == [1.0]
+    assert task_probabilities([0.3], 0, TEXTS) == [1.0]
 
 
 def test_the_same_lead_over_more_tasks_is_worth_less():
-    few, many = (task_probabilities([3.0, *[0.0] * rivals], 0, DATA_FREE)[0] for rivals in (1, 19))
+    few, many = (task_probabilities([3.0, *[0.0] * rivals], 0, TEXTS)[0] for rivals in (1, 19))
     assert many < few
 
 
 def test_probabilities_of_a_router_are_taken_as_they_are():
     scores = -torch.tensor([[0.7, 0.2, 0.1]]).log()
-    rule = ConfidenceRule(offset=0.0, lead=1.0)
+    rule = TEXTS.of_probabilities()
     found = task_probabilities(strengths([scores], probable=True)[0].tolist(), 0, rule)
     assert found == pytest.approx([0.7, 0.2, 0.1], abs=1e-6)
 
@@ -65,7 +64,7 @@ def test_voters_that_agree_are_surer_than_voters_that_do_not():
 
 
 def test_a_head_that_is_surer_is_more_often_right_and_never_certain():
-    found = [label_confidence(p, DATA_FREE) for p in (0.5, 0.9, 0.9999, 1.0)]
+    found = [label_confidence(p, TEXTS) for p in (0.5, 0.9, 0.9999, 1.0)]
     assert found == sorted(found)
     assert found[-1] < 1
 
@@ -78,9 +77,9 @@ def test_a_fit_finds_the_constants_that_made_the_answers():
 
 
 def test_a_few_inputs_that_were_all_right_move_the_rule_only_a_little():
-    found = refit(DATA_FREE, torch.full((8,), 3.0), torch.ones(8))
-    assert found.lead == pytest.approx(DATA_FREE.lead, abs=0.3)
-    assert (found.label, found.label_offset) == (DATA_FREE.label, DATA_FREE.label_offset)
+    found = refit(TEXTS, torch.full((8,), 3.0), torch.ones(8))
+    assert found.lead == pytest.approx(TEXTS.lead, abs=0.3)
+    assert (found.label, found.label_offset) == (TEXTS.label, TEXTS.label_offset)
 
 
 def naive_least(confidences, right, precision):

@@ -13,7 +13,7 @@ from torch import Tensor
 from massmerge.errors import InputError, MassError
 from massmerge.model.inputs import CutRow
 from massmerge.recipe import AnswerOptions, ProblemType, Unknown
-from massmerge.routing.confidence import DATA_FREE, ConfidenceRule, label_confidence
+from massmerge.routing.confidence import TEXTS, ConfidenceRule, label_confidence
 
 _PASSES = 0.5  # probability of a label of a multi-label head above which it is given
 
@@ -176,7 +176,7 @@ def make_prediction(
     options: AnswerOptions,
     top: int,
     routing: Routing | None = None,
-    rule: ConfidenceRule = DATA_FREE,
+    rule: ConfidenceRule = TEXTS,
 ) -> Prediction:
     """The answer of a selected set: the best label over its heads, with all that pass where that is a multi-label head's.
 

@@ -23,7 +23,7 @@ from massmerge.model.route.voters import TYPICAL
 from massmerge.model.router_file import BundleSize, FittedRouter, replace_router
 from massmerge.model.seen import Seen, Step, filled, look_at, refuse_without, see
 from massmerge.model.tune import TuneOptions, Tuning, leave_out, read_rows
-from massmerge.routing.confidence import ConfidenceRule
+from massmerge.routing.confidence import ConfidenceRule, data_free_rule
 from massmerge.routing.moments import fit_moments
 from massmerge.routing.router import place_of
 from massmerge.routing.routers import FITTED, find_router
@@ -184,7 +184,7 @@ def _sureness(
         return None, Limits(precision=precision)
     owners = found.owners.tolist()
     right = [model.tasks[t] == r.selected[0] for t, r in zip(owners, found.routings, strict=True)]
-    rule = fit_rule(found.routings, right)
+    rule = fit_rule(data_free_rule(images=model.takes_images), found.routings, right)
     if precision is None:
         return rule, Limits()
     routings = [by_rule(routing, rule) for routing in found.routings]

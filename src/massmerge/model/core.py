@@ -20,7 +20,7 @@ from massmerge.model.inputs import Batch, ChatRow, InputReader, Row, read_batche
 from massmerge.model.second_pass.install import PROBE_BATCH, Observed, observe
 from massmerge.model.trees import take_rows
 from massmerge.recipe import AnswerOptions, ProblemType
-from massmerge.routing.confidence import DATA_FREE, ConfidenceRule
+from massmerge.routing.confidence import ConfidenceRule, data_free_rule
 from massmerge.routing.sites import probe_inputs
 
 
@@ -50,8 +50,8 @@ class Core:
     """How heads are compared."""
     watch: DamageWatch | None = None
     """Sees to the files that tensors are mapped from."""
-    rule: ConfidenceRule = DATA_FREE
-    """How evidence becomes confidence."""
+    rule: ConfidenceRule | None = None
+    """How evidence becomes confidence; none for the rule that needs no data."""
     further: dict[str, dict[str, LabelledHead]] = field(default_factory=dict)
     """Further heads of tasks, by name."""
 
@@ -59,6 +59,10 @@ class Core:
     def placement(self) -> Placement:
         """Where the base is, and in which type."""
         return Placement(self.base.device, self.base.dtype, self.base.dtype)
+
+    @property
+    def _rule(self) -> ConfidenceRule:
+        return self.rule or data_free_rule(images=self.reader.image)
 
     @property
     def problems(self) -> dict[str, ProblemType]:
@@ -167,7 +171,7 @@ class Core:
         counts = weights or [dict.fromkeys(own, 1.0) for own in logits]
         problems = self.problems
         answers = [
-            make_prediction(own, self.labels, problems, weight, self.options, top, routing, self.rule)
+            make_prediction(own, self.labels, problems, weight, self.options, top, routing, self._rule)
             for own, weight, routing in zip(logits, counts, known, strict=True)
         ]
         return self._with_further(answers, output, batch, top) if self.further else answers
@@ -188,7 +192,7 @@ class Core:
                 for row, values in zip(rows, own.head(part, inputs).cpu(), strict=True):
                     routing = answers[row].routing
                     one = make_prediction(
-                        {task: values}, labels, problems, {task: 1.0}, self.options, top, routing, self.rule
+                        {task: values}, labels, problems, {task: 1.0}, self.options, top, routing, self._rule
                     )
                     found[row][name] = replace(one, routing=None)
         return [replace(answer, heads=own) if own else answer for answer, own in zip(answers, found, strict=True)]

@@ -16,7 +16,6 @@ from massmerge.model.route.decide import Choice, Votes
 from massmerge.model.route.stages import Stages
 from massmerge.model.seen import Seen, Step
 from massmerge.recipe import Unknown
-from massmerge.routing.confidence import PROBABLE
 from massmerge.routing.router import Router
 from massmerge.routing.routers import find_router
 
@@ -96,7 +95,7 @@ def held_out_routings(
 
 def plain_choice(stages: Stages) -> Choice:
     """What is decided among where nothing abstains, and the evidence itself is the probability."""
-    return replace(stages.choice(unknown=Unknown()), rule=PROBABLE)
+    return replace(stages.choice(unknown=Unknown()), rule=stages.rule.of_probabilities())
 
 
 def decided(stages: Stages, looks: Sequence[Seen], routers: Sequence[Router], asked: Tensor) -> list[Routing]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from massmerge.model.answers import Routing
 from massmerge.model.model import Model
-from massmerge.routing.confidence import DATA_FREE, ConfidenceRule, least_confidence, log_odds, refit, sigmoid
+from massmerge.routing.confidence import ConfidenceRule, least_confidence, log_odds, refit, sigmoid
 
 GIVEN_UP = 0.05
 """The share of the tasks' own inputs that the limit of typicality gives up."""
@@ -45,15 +45,16 @@ class Limits:
         return asdict(self)
 
 
-def fit_rule(routings: Sequence[Routing], right: Sequence[bool]) -> ConfidenceRule:
+def fit_rule(start: ConfidenceRule, routings: Sequence[Routing], right: Sequence[bool]) -> ConfidenceRule:
     """The rule of confidence for a router.
 
     Args:
+        start: the rule without data, which few inputs do not move far from.
         routings: of inputs that it was not fitted on, whose probabilities are plain evidence (`held_out_routings`).
         right: whether each found its task.
     """
     leads = torch.tensor([log_odds(routing.confidence or 0.0) for routing in routings])
-    return refit(DATA_FREE, leads, torch.tensor(right))
+    return refit(start, leads, torch.tensor(right))
 
 
 def by_rule(routing: Routing, rule: ConfidenceRule) -> Routing:

@@ -49,7 +49,7 @@ from massmerge.model.speed import plain
 from massmerge.model.speed.packed import pack_alone, pack_layers
 from massmerge.model.trees import shared_copy
 from massmerge.routing import Site
-from massmerge.routing.confidence import DATA_FREE, ConfidenceRule
+from massmerge.routing.confidence import ConfidenceRule, data_free_rule
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.routing.router import Router
 from massmerge.routing.routers import find_router
@@ -255,7 +255,7 @@ def _make_core(
     reader = InputReader(bundle.processor_folder, base.config, image=image, attempt=attempt, seen=seen)
     labels = {task.name: task.labels for task in bundle.tasks if task.labels is not None}
     options, shared = bundle.recipe.answer, bundle.recipe.shared_labels
-    return Core(base, stages.tasks, labels, heads, reader, shared, options, watch, stages.rule or DATA_FREE)
+    return Core(base, stages.tasks, labels, heads, reader, shared, options, watch, stages.rule)
 
 
 def _own_memory(base: PreTrainedModel) -> None:
@@ -337,13 +337,14 @@ def _stages(
     own = moved(make_router(bundle, kind, voters, subspaces), base.device)
     first = Look(first_pass, lambda: own)
     second = _second_look(bundle, base, sites, kind, tensors, subspaces) if image else None
-    constants = bundle.confidence(kind)
-    rule = None if constants is None else ConfidenceRule.of(constants)
-    chosen = find_router(kind)
+    constants, chosen = bundle.confidence(kind), find_router(kind)
+    rule = data_free_rule(images=image) if constants is None else ConfidenceRule.of(constants)
+    if constants is None and chosen.probable:
+        rule = rule.of_probabilities()
     targets = None if chosen.needs_fit and chosen.needs_names else tensors.targets
     # What is typical was learned from what the plain base sees.
     typical = None if kind == TUNED else moved(load_typicality(bundle, voters, subspaces), base.device)
-    return Stages(tensors.names, sites, recipe.router, recipe.unknown, first, second, rule, typical, targets)
+    return Stages(tensors.names, sites, recipe.router, recipe.unknown, first, rule, second, typical, targets)
 
 
 def _second_look(

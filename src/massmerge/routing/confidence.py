@@ -19,9 +19,7 @@ _STEPS = 50
 
 @dataclass(frozen=True)
 class ConfidenceRule:
-    """Constants of the rule. Those that are given here were fitted on validation rows of the text suite.
-
-    `python -m benchmarks.confidence fit BUNDLE SUITE` fits them.
+    """Constants of the rule; `python -m benchmarks.confidence fit BUNDLE SUITE` fits them.
 
     Attributes:
         offset: log-odds that the task is right where the evidence says nothing.
@@ -30,21 +28,31 @@ class ConfidenceRule:
         label: what the log-odds of the head's probability count.
     """
 
-    offset: float = 0.0
-    lead: float = 0.9
-    label_offset: float = 0.06
-    label: float = 0.56
+    offset: float
+    lead: float
+    label_offset: float
+    label: float
 
     @classmethod
     def of(cls, constants: Mapping[str, float]) -> ConfidenceRule:
-        """The rule of constants by name; what is missing is as it is by default."""
-        return cls(**{field.name: float(constants[field.name]) for field in fields(cls) if field.name in constants})
+        """The rule of constants by name; what is missing is that of texts."""
+        return replace(TEXTS, **{name: float(value) for name, value in constants.items() if name in _NAMES})
+
+    def of_probabilities(self) -> ConfidenceRule:
+        """The same for a router that gives probabilities itself."""
+        return replace(self, offset=0.0, lead=1.0)
 
 
-DATA_FREE = ConfidenceRule()
-"""For scores that say no more than which task is better."""
-PROBABLE = ConfidenceRule(offset=0.0, lead=1.0)
-"""For routers that give probabilities themselves."""
+_NAMES = {field.name for field in fields(ConfidenceRule)}
+TEXTS = ConfidenceRule(offset=0.0, lead=0.9, label_offset=0.06, label=0.56)
+"""Without data: fitted on validation rows of the text suite's core tasks."""
+IMAGES = ConfidenceRule(offset=1.0, lead=1.0, label_offset=0.3, label=0.9)
+"""Without data: fitted on validation rows of image tasks that are not among the core tasks, of which it is reported."""
+
+
+def data_free_rule(*, images: bool) -> ConfidenceRule:
+    """The rule for scores that say no more than which task is better, before any input has been seen."""
+    return IMAGES if images else TEXTS
 
 
 def strengths(scores: list[Tensor], *, probable: bool = False) -> Tensor:

@@ -77,7 +77,7 @@ class LinearRouter(Router):
 class Linear(RouterKind):
     """One router for all voters, kept under the names of the first and the last."""
 
-    second_look = True
+    probable, second_look = True, True
 
     def fit(
         self, voters: Sequence[str], seen: list[Tensor], owners: Tensor, subspaces: list[ProjectionRouter]

@@ -47,6 +47,8 @@ class RouterKind(ABC):
     """Whether it is fitted on inputs of each task (`mass calibrate`) before it can be loaded."""
     needs_names = True
     """Whether the task of the inputs that it is fitted on must be known."""
+    probable = False
+    """Whether its one opinion is a negative log-probability (`Scores.probable`)."""
     second_look = False
     """Whether inputs that are unclear at the first look are looked at a second time by it."""
 

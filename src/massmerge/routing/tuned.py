@@ -45,6 +45,8 @@ class TunedRouter(Router):
 class TunedKind(RouterKind):
     """Trained with the first pass itself, by `mass calibrate --kind tuned`."""
 
+    probable = True
+
     def fit(
         self, voters: Sequence[str], seen: list[Tensor], owners: Tensor, subspaces: list[ProjectionRouter]
     ) -> dict[str, Tensor]:

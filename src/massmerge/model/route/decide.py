@@ -11,7 +11,7 @@ from massmerge.model.answers import Routing
 from massmerge.model.route.first_pass import Voter
 from massmerge.recipe import RouterOptions, Unknown
 from massmerge.routing import Activation, agreements, margins, select, vote, weigh
-from massmerge.routing.confidence import DATA_FREE, PROBABLE, ConfidenceRule, strengths, task_probabilities
+from massmerge.routing.confidence import ConfidenceRule, strengths, task_probabilities
 from massmerge.routing.router import Router
 
 _LAST_TURN = 0.5  # chosen on validation rows, see docs/results/llm.md
@@ -27,7 +27,7 @@ class Choice:
         options: how scores become weights and weights a set.
         top_k: K.
         unknown: when to choose none.
-        rule: how evidence becomes confidence, where that was fitted.
+        rule: how evidence becomes confidence.
         targets: for each task the first one with the same expert; none where the router can tell such tasks apart.
     """
 
@@ -36,7 +36,7 @@ class Choice:
     options: RouterOptions
     top_k: int
     unknown: Unknown
-    rule: ConfidenceRule | None = None
+    rule: ConfidenceRule
     targets: list[int] | None = None
 
     @property
@@ -122,9 +122,8 @@ def count_votes(votes: Votes, choice: Choice, *, shared: bool = False) -> list[R
     chosen = select(weights, options.threshold, choice.top_k)
     lifts = None if votes.lifts is None else _best_lifts(votes.lifts, [routed[c[0]] for c in chosen])
     agreed, leads = _certainty(scores, chosen, weights if votes.probable else None)
-    rule = choice.rule or (PROBABLE if votes.probable else DATA_FREE)
     strong = strengths(scores, probable=votes.probable).tolist()
-    probable = [task_probabilities(row, own[0], rule) for row, own in zip(strong, chosen, strict=True)]
+    probable = [task_probabilities(row, own[0], choice.rule) for row, own in zip(strong, chosen, strict=True)]
     return _routings(residuals, weights, chosen, lifts, agreed, leads, probable, votes.voters, choice)
 
 

@@ -29,7 +29,7 @@ from massmerge.model.route.decide import Choice, Votes, cast_votes, count_votes,
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.recipe import RouterOptions, Unknown
 from massmerge.routing import Activation, Site
-from massmerge.routing.confidence import DATA_FREE, ConfidenceRule, head_evidence
+from massmerge.routing.confidence import ConfidenceRule, head_evidence
 from massmerge.routing.router import Router
 from massmerge.routing.sessions import SessionKeys
 from massmerge.routing.typicality import Typicality
@@ -109,8 +109,8 @@ class Stages:
         options: how votes become a decision.
         unknown: when no task is chosen.
         first: the first look.
+        rule: how evidence becomes confidence.
         second: the second look, where there is one.
-        rule: how evidence becomes confidence, where that was fitted.
         typical: how typical an input is of the tasks, where that was fitted.
         targets: for each task the first one with the same expert; none where the router can tell such tasks apart.
         watch: is shown every batch that is looked at, with what the voters of the first look see of it.
@@ -121,8 +121,8 @@ class Stages:
     options: RouterOptions
     unknown: Unknown
     first: Look
+    rule: ConfidenceRule
     second: SecondLook | None = None
-    rule: ConfidenceRule | None = None
     typical: Typicality | None = None
     targets: list[int] | None = None
     watch: Watch | None = None
@@ -262,7 +262,7 @@ class Stages:
 
     def settle(self, asked: Iterable[tuple[int, Prediction]]) -> list[Prediction]:
         """The prediction of each input, from those of its candidates, all of one input one after the other."""
-        return settle(asked, self.options.confidence, head_evidence(self.options.confidence, self.rule or DATA_FREE))
+        return settle(asked, self.options.confidence, head_evidence(self.options.confidence, self.rule))
 
 
 def milliseconds(began: float) -> float:
