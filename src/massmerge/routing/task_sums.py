@@ -17,7 +17,7 @@ def task_sums(values: Tensor, ranks: Sequence[int]) -> Tensor:
     """
     held = [task for task, rank in enumerate(ranks) if rank]
     if len({ranks[task] for task in held}) == 1:
-        sums = values.unflatten(-1, (len(held), -1)).sum(-1)
+        sums = values.reshape(*values.shape[:-1], len(held), ranks[held[0]]).sum(-1)
         if len(held) == len(ranks):
             return sums
         every = values.new_zeros(*values.shape[:-1], len(ranks))

@@ -71,10 +71,9 @@ class ShellHead:
 
     def __init__(self, folder: Path, base: PreTrainedModel, shells: Shells | None = None) -> None:
         kind, shells = _kind(folder), {} if shells is None else shells
-        empty = shells.get(kind) or _empty_shell(folder, base)
-        if kind is not None:
-            shells[kind] = empty
-        self._shell = shared_copy(empty)
+        if kind not in shells:
+            shells[kind] = _empty_shell(folder, base)
+        self._shell = shared_copy(shells[kind])
         self._stub = next(module for module in self._shell.modules() if isinstance(module, _Stub))
         tensors = {n: read_tensor(i).float() for n, i in read_header(folder / _WEIGHTS).items()}
         missing = self._shell.load_state_dict(tensors, strict=False, assign=True).missing_keys
@@ -119,18 +118,18 @@ Shells = dict[str, PreTrainedModel]
 """Task models without weights, a stub where their backbone was, by what their configurations say: see `_kind`."""
 
 
-def _kind(folder: Path) -> str | None:
+def _kind(folder: Path) -> str:
     """What a head's configuration says besides the names of its labels: hundreds of heads say the same.
 
-    None if it is damaged, or if more is in the folder than configuration and weights: transformers may read that too.
+    A kind of its own if more is in the folder than configuration and weights, of which transformers may read something too.
     """
     try:
         said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         labels = said["id2label"]
         if not isinstance(labels, dict) or {path.name for path in folder.iterdir()} != {CONFIG, _WEIGHTS}:
-            return None
+            return str(folder)
     except (ValueError, KeyError, TypeError, RecursionError):
-        return None
+        return str(folder)  # who opens it will say what is wrong
     refuse(folder / CONFIG, faults_in(said))
     rest = {name: value for name, value in said.items() if name not in ("id2label", "label2id")}
     return json.dumps([rest, len(labels)], sort_keys=True)
