@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from massmerge.linalg.task_sums import task_sums
 from massmerge.routing.per_voter import VoterRouter
-from massmerge.routing.task_sums import task_sums
 
 _CLOSE = 1e-3
 # The first vectors of all tasks are close to what all inputs have in common, and tell little by themselves.

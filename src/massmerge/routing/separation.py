@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from massmerge.routing.task_sums import task_sums
+from massmerge.linalg.task_sums import task_sums
 
 _PROBES = 32
 _ALIKE = 0.5

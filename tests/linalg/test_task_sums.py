@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from massmerge.routing.task_sums import task_sums
+from massmerge.linalg.task_sums import task_sums
 
 
 @pytest.mark.parametrize("count", [4, 0])
