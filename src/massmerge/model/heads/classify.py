@@ -6,6 +6,7 @@ import inspect
 import json
 import threading
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,24 +74,33 @@ class ShellHead:
         kind, shells = _kind(folder), {} if shells is None else shells
         if kind not in shells:
             shells[kind] = _empty_shell(folder, base)
-        self._shell = shared_copy(shells[kind])
-        self._stub = next(module for module in self._shell.modules() if isinstance(module, _Stub))
-        tensors = {n: read_tensor(i).float() for n, i in read_header(folder / _WEIGHTS).items()}
-        missing = self._shell.load_state_dict(tensors, strict=False, assign=True).missing_keys
+        self._empty, self._device = shells[kind], base.device
+        self._tensors = {n: read_tensor(i).float() for n, i in read_header(folder / _WEIGHTS).items()}
+        wanted = {name: tensor.shape for name, tensor in self._empty.state_dict().items()}
+        missing = wanted.keys() - self._tensors.keys()
         if missing:
-            raise InputError(f"{folder}: the head lacks {', '.join(missing)}.")
-        self._shell.to(base.device)
-        config: Any = self._shell.config
+            raise InputError(f"{folder}: the head lacks {', '.join(sorted(missing))}.")
+        if any(self._tensors[name].shape != shape for name, shape in wanted.items()):
+            _ = self._filled  # which says what is wrong
+        config: Any = self._empty.config
         self.labels_expected: int = config.num_labels
         self.problem_type = problem_of(config.problem_type, config.num_labels)
         self._padding: int = config.pad_token_id
 
+    @cached_property
+    def _filled(self) -> tuple[nn.Module, _Stub]:
+        """The shell with its weights, and the stub in it; made for the first input, for of many heads few are used."""
+        shell = shared_copy(self._empty)
+        shell.load_state_dict(self._tensors, strict=False, assign=True)
+        return shell.to(self._device), next(module for module in shell.modules() if isinstance(module, _Stub))
+
     @torch.inference_mode()
     def backbone_call(self, inputs: dict[str, Tensor], base: PreTrainedModel) -> dict[str, Any]:
         """The keyword arguments with which the task's model would call its backbone."""
-        self._stub.hand(None)
+        shell, stub = self._filled
+        stub.hand(None)
         try:
-            self._shell(**inputs)
+            shell(**inputs)
         except _Asked as asked:
             bound = inspect.signature(base.forward).bind_partial(*asked.args_given, **asked.kwargs_given)
             extra = bound.arguments.pop("kwargs", {})
@@ -107,11 +117,13 @@ class ShellHead:
         if "input_ids" in inputs and "attention_mask" in inputs:
             ids = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, self._padding)
             inputs = {**inputs, "input_ids": ids}
-        self._stub.hand(widened(output))
+        shell, stub = self._filled
+        stub.hand(widened(output))
         try:
-            return self._shell(**inputs).logits.float()
+            found: Tensor = shell(**inputs).logits
+            return found.float()
         finally:
-            self._stub.hand(None)
+            stub.hand(None)
 
 
 Shells = dict[str, PreTrainedModel]
