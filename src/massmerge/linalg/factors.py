@@ -306,7 +306,7 @@ def accept_distinct(similarity: Tensor, threshold: float) -> list[int]:
         threshold: ε; a task is left out if its similarity is above it.
     """
     accepted: list[int] = []
-    for i in range(similarity.shape[0]):
-        if all(float(similarity[i, j]) <= threshold for j in accepted):
+    for i, row in enumerate(similarity.tolist()):
+        if all(row[j] <= threshold for j in accepted):
             accepted.append(i)
     return accepted
