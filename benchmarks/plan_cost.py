@@ -1,8 +1,8 @@
 """What `mass plan` takes and whether its estimate of time is right: `python benchmarks/plan_cost.py`.
 
 `large` plans a base of 70B parameters with 100 LoRA adapters from files that have headers and no contents. `merges` compares
-the estimate with merges of three kinds, `small` with three of a small model. Processor time by the number of workers is
-compared, which other programs hardly affect.
+the estimate with merges of three kinds, `small` with three of a small model, `static` with two that factor nothing.
+Processor time by the number of workers is compared, which other programs hardly affect.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from many_adapters import write_sources
 from vit_b32 import make_recipe
 
 logging.disable_progress_bar()
+CASES = ("large", "merges", "small", "static")
 RANK, MOST_SECONDS, MOST_FACTOR, WORKERS = 16, 15.0, 2.0, 2
 SIZES = {
     "70B": LlamaConfig(
@@ -164,15 +165,27 @@ def small() -> list[bool]:
         ]
 
 
+def static() -> list[bool]:
+    """Static merges of ViT-B/32's size: every number read once, and four times."""
+    given = yaml.safe_load(make_recipe(4).read_text(encoding="utf-8"))
+    held = []
+    for method in ("task_arithmetic", "ties"):
+        recipe = make_recipe(4).with_name(f"{method}.yaml")
+        recipe.write_text(yaml.safe_dump(given | {"merge": {"method": method}}), encoding="utf-8")
+        held.append(measured(f"ViT-B/32, 4 full fine-tunes, {method}", recipe))
+    return held
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", default=["large", "merges"], choices=["large", "merges", "small"])
+    parser.add_argument("cases", nargs="*", default=["large", "merges", "static"], choices=CASES)
     parser.add_argument("--adapters", type=int, default=100)
     options = parser.parse_args()
     held = [large(options.adapters)] if "large" in options.cases else []
     held += merges() if "merges" in options.cases else []
     held += small() if "small" in options.cases else []
+    held += static() if "static" in options.cases else []
     return 0 if all(held) else 1
 
 

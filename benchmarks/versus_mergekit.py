@@ -41,14 +41,19 @@ Run = dict[str, float]
 
 
 def environment(folder: Path) -> Path:
-    """The command of mergekit, in an environment with the torch and transformers of this one; installed once."""
+    """The command of mergekit, in an environment with the libraries of this one; installed once."""
     command = folder / "bin" / "mergekit-yaml"
     if not command.is_file():
         venv.create(folder, with_pip=True, clear=True)
         pip = [str(folder / "bin" / "pip"), "install", "--quiet"]
+        pins = [
+            f"{name}=={version(name).partition('+')[0]}" for name in ("torch", "transformers", "numpy", "safetensors")
+        ]
         # torch first, so that what mergekit asks for is there and nothing brings another.
-        subprocess.run([*pip, f"torch=={version('torch').partition('+')[0]}"], check=True)
-        subprocess.run([*pip, f"transformers=={version('transformers')}", f"mergekit=={MERGEKIT}"], check=True)
+        subprocess.run([*pip, pins[0]], check=True)
+        constraints = folder / "constraints.txt"
+        constraints.write_text("\n".join(pins), encoding="utf-8")
+        subprocess.run([*pip, "-c", str(constraints), f"mergekit=={MERGEKIT}"], check=True)
     return command
 
 
@@ -119,7 +124,7 @@ def compare(method: str, models: Path, mergekit: Path, repeats: int) -> dict[str
         ours, theirs = write_recipes(models, folder, method)
         commands = {
             "mass": [str(Path(sys.executable).with_name("mass")), "merge", "--quiet", str(ours)],
-            "mergekit": [str(mergekit), "--quiet", str(theirs)],
+            "mergekit": [str(mergekit), "--quiet", "--no-copy-tokenizer", str(theirs)],  # the models have none
         }
         for turn in range(repeats):
             for side in ("mass", "mergekit") if turn % 2 else ("mergekit", "mass"):

@@ -19,6 +19,7 @@ _context = get_context("forkserver")
 _context.set_forkserver_preload(
     [
         "massmerge.cli.merge",
+        "massmerge.cli.merge_steps",
         "massmerge.cli.calibrate",
         "massmerge.cli.export",
         "massmerge.cli.main",

@@ -237,7 +237,7 @@ def test_a_merge_that_a_person_stops_says_how_to_go_on(tmp_path, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("massmerge.cli.merge.run_merge", stop)
+    monkeypatch.setattr("massmerge.cli.merge_steps.run_merge", stop)
     recipe = write_family(tmp_path, "bert", {"red": 2})
     result = CliRunner().invoke(main, ["merge", str(recipe), str(tmp_path / "out")])
     assert result.exit_code == 1

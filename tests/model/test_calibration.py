@@ -9,13 +9,13 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 import massmerge
-import massmerge.model.route.voters as voters
 from answers import vit_images
 from massmerge import InputError
 from massmerge.bundle.reader import Bundle
 from massmerge.cli.main import main
 from massmerge.merging.verify import verify_bundle
 from massmerge.model.calibrate import calibrate
+from massmerge.model.route.bases import SiteBases
 from massmerge.model.route.voters import site_router
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.routing.prototype import PrototypeRouter
@@ -207,10 +207,11 @@ def test_where_subspaces_are_alike_prototypes_count_more():
 def test_a_site_whose_subspaces_are_alike_is_known_as_such(bundle, monkeypatch):
     model = massmerge.load(bundle)
     site = model.sites[0]
-    assert not site_router(model.sets.tensors, site).alike
+    assert not site_router(SiteBases(model.sets.tensors), site).alike
     shared = torch.eye(site.width)[:4]  # what adapters of one start have: the same directions but for little
-    monkeypatch.setattr(voters, "_basis", lambda _, task, __: torch.cat([shared, torch.eye(site.width)[[4 + task]]]))
-    assert site_router(model.sets.tensors, site).alike
+    bases = SiteBases(model.sets.tensors)
+    monkeypatch.setattr(bases, "rows", lambda task, _: torch.cat([shared, torch.eye(site.width)[[4 + task]]]))
+    assert site_router(bases, site).alike
 
 
 @pytest.mark.parametrize("kind", ["nearest", "mlp"])

@@ -1,5 +1,8 @@
 """Heads at work: shells cut from task models, linear heads from files, tasks without a head."""
 
+import json
+import shutil
+
 import pytest
 import torch
 import yaml
@@ -9,6 +12,8 @@ from transformers import AutoModel
 
 import massmerge
 from massmerge import InputError
+from massmerge.checkpoints.skeleton import build
+from massmerge.model.heads import classify
 from massmerge.model.heads.classify import ShellHead, load_head
 from massmerge.model.heads.linear import LinearHead, features
 from models import FAMILIES, backbone_of, dense_changes, family_bundle, logits_of, rows_of, write_family
@@ -41,7 +46,7 @@ def test_a_shell_gives_the_logits_of_its_task_s_model_for_the_output_of_its_back
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_a_shell_holds_no_weight_of_the_backbone(root, name):
     shell, base, _ = shell_of(root, name)
-    head = sum(p.numel() for p in shell._shell.parameters())
+    head = sum(p.numel() for p in shell._filled[0].parameters())
     assert head < 0.2 * sum(p.numel() for p in base.parameters())
 
 
@@ -190,3 +195,40 @@ def test_tasks_without_heads_are_told_by_name_with_what_works_instead(root, name
         model.predict(rows)
     assert model.route(rows)[0].selected
     assert model.embed(rows).shape == (1, 32)
+
+
+# Many heads
+
+
+def test_heads_that_differ_in_the_names_of_their_labels_share_an_empty_shell(root, tmp_path, monkeypatch):
+    _, base, bundle = shell_of(root, "bert")
+    folder, built = bundle / "tasks" / "b" / "head", []
+    monkeypatch.setattr(classify, "build", lambda *given: built.append(given) or build(*given))
+    shells, heads = {}, []
+    for number, labels in enumerate([["a", "b", "c"], ["x", "y", "z"], ["one", "two"]]):
+        own = tmp_path / f"{number}"
+        own.mkdir()
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
+        (own / "config.json").write_text(json.dumps(config))
+        weight = torch.randn(len(labels), 32)
+        save_file({"classifier.weight": weight, "classifier.bias": torch.zeros(len(labels))}, own / "model.safetensors")
+        heads.append((ShellHead(own, base, shells), weight))
+    assert len(built) == 2  # of three labels, and of two
+    inputs = FAMILIES["bert"].make_inputs(2)
+    with torch.inference_mode():
+        output = base(**inputs)
+        output["pooler_output"] = torch.randn(2, 32)
+    for head, weight in heads:
+        assert head.labels_expected == len(weight)
+        assert torch.allclose(head(output, inputs), output["pooler_output"] @ weight.mT, atol=1e-5)
+
+
+def test_a_head_with_another_file_beside_it_has_a_shell_of_its_own(root, tmp_path):
+    _, base, bundle = shell_of(root, "bert")
+    shutil.copytree(bundle / "tasks" / "b" / "head", tmp_path / "head")
+    (tmp_path / "head" / "generation_config.json").write_text("{}")
+    shells = {}
+    ShellHead(bundle / "tasks" / "b" / "head", base, shells)
+    ShellHead(tmp_path / "head", base, shells)
+    assert len(shells) == 2

@@ -212,3 +212,14 @@ def test_what_is_clearly_apart_is_so_by_every_pair_and_alike_tasks_never_are():
         assert not (clearly_apart(bases) and exact > _ALIKE)
     assert clearly_apart([torch.eye(96)[:12], torch.eye(96)[12:20], torch.zeros(0, 96)])
     assert not clearly_apart([torch.eye(96)[:12]] * 3)
+
+
+def test_many_tasks_lie_to_each_other_as_a_product_of_each_two_says(monkeypatch):
+    monkeypatch.setattr("massmerge.routing.separation._ROWS", 7)  # two or three tasks at a time
+    bases = [basis(rank, 24, seed) for seed, rank in enumerate((3, 2, 3, 3, 1))]
+    overlap = separation([bases]).overlap
+    for i, a in enumerate(bases):
+        for j, b in enumerate(bases):
+            expected = (a @ b.mT).square().sum() / min(len(a), len(b))
+            assert overlap[i, j] == pytest.approx(float(expected), abs=1e-5)
+    assert overlap.equal(overlap.mT)

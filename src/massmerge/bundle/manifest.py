@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -113,28 +114,29 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if data.get("sha256") != _manifest_sha256(data):
         raise InputError(f"{path}: its bytes have changed (SHA-256 differs). Merge again, or copy the bundle again.")
     files = data.get("files")
+    root = folder.resolve()
     for name in files if isinstance(files, dict) else ():
-        if not _inside(folder, name):
+        if not _inside(root, name):
             raise InputError(f"{path}: names {name!r}, which is outside of the bundle. Do not use this bundle.")
     if fault := manifest_fault(data):
         raise InputError(
             f"{path}: not a valid manifest: {fault}. Do not use it; merge again, or copy the bundle again."
         )
-    for place in map(PurePosixPath, data["files"]):
-        refuse_code(folder / place.parent, [place.name] if place.name in CONFIGS else [])
+    for place in (place for place in map(PurePosixPath, data["files"]) if place.name in CONFIGS):
+        refuse_code(folder / place.parent, [place.name])
     return data
 
 
-def _inside(folder: Path, name: str) -> bool:
-    """Whether a name in a manifest is a path within the folder, after symbolic links too.
+def _inside(root: Path, name: str) -> bool:
+    """Whether a name in a manifest is a path within the folder `root`, itself no link, after symbolic links too.
 
     The hub's cache is the one exception: there a snapshot's files are links to where it keeps the contents of all of them.
     """
     parts = PurePosixPath(name)
     if parts.is_absolute() or ".." in parts.parts or "\\" in name or "\0" in name:
         return False
-    place = (folder / name).resolve()
-    return place.is_relative_to(folder.resolve()) or place.parent == hub_blobs(folder)
+    place = os.path.realpath(root / name)  # Path.resolve makes two paths more, which shows with thousands of files
+    return place.startswith(f"{root}{os.sep}") or Path(place).parent == hub_blobs(root)
 
 
 def find_damage(

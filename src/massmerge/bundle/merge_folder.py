@@ -15,7 +15,7 @@ from pathlib import Path
 
 from massmerge.bundle.layout import LEFT_OVER, MANIFEST
 from massmerge.bundle.manifest import find_damage, read_manifest
-from massmerge.bundle.parts import Parts
+from massmerge.bundle.parts import Parts, forget_headers
 from massmerge.bundle.work_folder import Busy, WorkFolder, in_words
 from massmerge.errors import InputError, listing
 from massmerge.io.sealed import key_of
@@ -47,7 +47,10 @@ class MergeFolder(WorkFolder):
         """
         with in_words(self.path), self.held():
             self._begin()
-            yield
+            try:
+                yield
+            finally:
+                forget_headers()
 
     def _begin(self) -> None:
         mark, parts = self.path / _MARK, self.path / _PARTS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from torch import Tensor
@@ -35,7 +36,17 @@ class Parts(SealedFiles):
 
     def header(self, key: str) -> dict[str, TensorInfo]:
         """What a part holds."""
-        return read_header(self.folder / self.names[key])
+        return _header(self.folder / self.names[key])
+
+
+@lru_cache(maxsize=1024)
+def _header(path: Path) -> dict[str, TensorInfo]:
+    """The header of a part, kept: of a thousand tasks each asks for it, and it has a place for every one of them."""
+    return read_header(path)
+
+
+forget_headers = _header.cache_clear
+"""Give up what is kept of parts that nobody reads any more."""
 
 
 def tensor_key(index: int) -> str:

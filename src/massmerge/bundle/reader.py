@@ -152,10 +152,18 @@ class Bundle:
         labels = self._labels(f"{TASKS}/{said['name']}")
         problem = None if labels is None else read_problem(self.head_folder(said["name"]), len(labels))
         known = {key: said[key] for key in ("name", "source", "revision", "form", "head")}
-        start = f"{TASKS}/{said['name']}/{HEADS}/"
-        parts = [name.removeprefix(start).split("/") for name in self.manifest["files"] if name.startswith(start)]
-        further = {part[0]: self._labels(f"{start}{part[0]}") or () for part in parts if part[1:] == [LABELS]}
+        further = {name: self._labels(home) or () for name, home in self._further_homes.get(said["name"], {}).items()}
         return BundleTask(**known, labels=labels, problem_type=problem, heads=further)
+
+    @cached_property
+    def _further_homes(self) -> dict[str, dict[str, str]]:
+        """For each task that has some, the folders of its further heads by their names."""
+        found: dict[str, dict[str, str]] = {}
+        for file in self.manifest["files"]:
+            match file.split("/"):
+                case [first, task, second, head, last] if (first, second, last) == (TASKS, HEADS, LABELS):
+                    found.setdefault(task, {})[head] = file.removesuffix(f"/{LABELS}")
+        return found
 
     def _labels(self, home: str) -> tuple[str, ...] | None:
         name = f"{home}/{LABELS}"
@@ -218,7 +226,8 @@ class Bundle:
     @property
     def similarity(self) -> Tensor:
         """Cosines (T, T) of the tasks' deltas, all factored matrices together."""
-        return delta_cosines(*(self.statistics[name] for name in ("cosine", "norm", "energy")))
+        found = self.statistics
+        return delta_cosines(found["cosine"], found["norm"], found["energy"])
 
     @property
     def router_kind(self) -> str:

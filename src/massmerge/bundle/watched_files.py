@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +18,16 @@ from massmerge.engines.local import LocalEngine
 from massmerge.errors import InputError, MassError
 from massmerge.io.checksums import file_sha256
 from massmerge.io.remote import RemoteFile
+from massmerge.io.stamps import Stamp, file_stamp, is_recent
+from massmerge.io.sums_ahead import sum_ahead
 
 _T = TypeVar("_T")
-_Stamp = tuple[int, int, int]
-_COARSE = (
-    2_000_000_000  # two writes within these nanoseconds may have the same time: some file systems count by two seconds
-)
 
 
 @dataclass
 class _Watched:
     who: str
-    stamp: _Stamp
+    stamp: Stamp
     sha256: str | None
     revision: str | None = None
 
@@ -92,7 +88,7 @@ class SourceFiles:
     def add(self, who: str, path: Path, sha256: str | None = None, *, revision: str | None = None) -> None:
         """Watch one file; its checksum is worked out when it is needed, unless it is known."""
         if path.is_file():  # else somebody else says that it is missing
-            self._files.setdefault(path, _Watched(who, _stamp(path), sha256, revision))
+            self._files.setdefault(path, _Watched(who, file_stamp(path), sha256, revision))
 
     def sums(self, paths: Iterable[Path], engine: Engine) -> list[str]:
         """The checksums of files, which must be the same from now on.
@@ -103,12 +99,15 @@ class SourceFiles:
         paths = list(paths)
         for path in paths:
             self.add("the recipe", path)
-        found = checksums(paths, engine)
-        for path, sha256 in zip(paths, found, strict=True):
-            if _stamp(path) != self._files[path].stamp:
+        known = {path: sum_ahead(path, self._files[path].stamp) for path in paths}
+        rest = [path for path, sha256 in known.items() if sha256 is None]
+        found = {path: sha256 for path, sha256 in known.items() if sha256 is not None}
+        found |= zip(rest, checksums(rest, engine), strict=True)
+        for path, sha256 in found.items():
+            if file_stamp(path) != self._files[path].stamp:
                 raise MassError(f"{path}: changed while it was being opened. Run the same command again.")
             self._files[path].sha256 = sha256
-        return found
+        return [found[path] for path in paths]
 
     def seen(self) -> tuple[SeenFile, ...]:
         """What another machine must see too."""
@@ -159,9 +158,8 @@ class SourceFiles:
     def _look(self) -> None:
         with self._lock:
             for path, file in self._files.items():
-                stamp = _stamp(path)
-                recent = 0 <= time.time_ns() - max(stamp[1:]) < _COARSE
-                if stamp == file.stamp and not (recent and file.sha256):
+                stamp = file_stamp(path)
+                if stamp == file.stamp and not (file.sha256 and is_recent(stamp)):
                     continue
                 if file.sha256 is None or file_sha256(path) != file.sha256:
                     raise MassError(
@@ -179,9 +177,3 @@ def _same(own: _Watched, other: SeenFile) -> bool:
     if own.stamp[1] == other.written or (own.revision is not None and own.revision == other.revision):
         return True
     return other.sha256 is not None and file_sha256(other.path) == other.sha256
-
-
-def _stamp(path: Path) -> _Stamp:
-    """Size and times. No inode number, which some network file systems make up anew; on Windows no time of a change."""
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns if os.name == "posix" else 0

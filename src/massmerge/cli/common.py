@@ -18,10 +18,10 @@ import click
 from tqdm import tqdm
 
 from massmerge.errors import InputError, MassError, Problem
-from massmerge.io.placement import DTYPES
-from massmerge.io.rows import NamedInput
+from massmerge.io.dtypes import DTYPES
 
 if TYPE_CHECKING:
+    from massmerge.io.rows import NamedInput
     from massmerge.model.model import Model
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -11,9 +11,11 @@ from typing import Any
 import click
 
 import massmerge
+from massmerge.cli.libraries import with_libraries
 from massmerge.io.allocator import keep_buffers
 
 _MODULES = {"demo": "demo.command"}
+_IMPORT_LATER = ("merge",)  # verbs that begin with something else while they import libraries
 _ANSWER = (
     "predict",
     "generate",
@@ -74,8 +76,8 @@ class Verbs(click.Group):
         """The verb of that name."""
         if name not in VERBS:
             return None
-        module = import_module(f"massmerge.cli.{_MODULES.get(name, name)}")
-        _silence_transformers()
+        path = f"massmerge.cli.{_MODULES.get(name, name)}"
+        module = import_module(path) if name in _IMPORT_LATER else with_libraries(path)
         if name in _ANSWER:
             keep_buffers()
         found: click.Command = getattr(module, "eval_" if name == "eval" else name)
@@ -107,14 +109,6 @@ class Verbs(click.Group):
         """The list of verbs in the help."""
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
-
-
-def _silence_transformers() -> None:
-    """Its warnings and bars are about steps that people have not asked for."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import click
-from tqdm import tqdm
 
-from massmerge.bundle.stored import published
-from massmerge.cli.calibrate import calibrate_by_recipe, show_calibration
-from massmerge.cli.common import engine_option, placement_options, table, verb
-from massmerge.cli.merged import run_shown, show_written
-from massmerge.evaluation.scales import ScaleChoice, choose_scale, with_scale
-from massmerge.evaluation.suite import VALIDATION
-from massmerge.io.addresses import is_address
+from massmerge.cli.common import engine_option, placement_options, verb
+from massmerge.cli.libraries import with_libraries
+from massmerge.io.sums_ahead import sums_ahead
 from massmerge.merging.addressed_recipe import load_recipe
-from massmerge.merging.run import merge as run_merge
+from massmerge.recipe import Recipe
+
+_LEAST, _MOST = 1 << 22, 2_000_000_000  # bytes of files whose checksums are there when the libraries are
 
 
 @click.command()
@@ -42,50 +37,21 @@ def merge(
 
     If interrupted, run the same command to resume. The result is the same, byte for byte.
     """
-    quiet = quiet or as_json
-    where = {"device": device, "dtype": dtype}
     given, folder = load_recipe(recipe)
-    with published(out, overwrite=overwrite, step=partial(_sending, quiet)) as target:
-        choice = _chosen(recipe, suite, target, limit, workers, where, quiet=quiet) if suite is not None else None
-        given = given if choice is None else with_scale(given, choice.scale)
-        summary = run_shown(
-            partial(
-                run_merge, given, target, folder=folder, workers=workers, engine=engine, overwrite=overwrite,
-                strict=strict, device=device,
-            ),
-            quiet=quiet,
+    with sums_ahead(_weights(given, folder)):
+        run = with_libraries("massmerge.cli.merge_steps").run
+        run(
+            given, folder, out, recipe=recipe, workers=workers, engine=engine, overwrite=overwrite, strict=strict,
+            suite=suite, limit=limit, where={"device": device, "dtype": dtype}, as_json=as_json, quiet=quiet or as_json,
         )  # fmt: skip
-        if choice is not None:
-            summary["scales"] = {str(scale): round(figure, 4) for scale, figure in choice.figures.items()}
-        calibrated = None if given.merge.static else calibrate_by_recipe(str(target), folder, quiet=quiet, **where)
-        if calibrated is not None:
-            summary["calibration"] = calibrated.plain()
-    summary |= {"path": out} if is_address(out) else {}
-    show_written(out, summary, as_json=as_json, quiet=quiet)
-    if calibrated is not None and not quiet:
-        show_calibration(out, calibrated)
 
 
-def _sending(quiet: bool, name: str) -> None:
-    """Tell which file is on its way to an address."""
-    if not quiet:
-        click.echo(f"sending {name} …", err=True)
-
-
-def _chosen(
-    recipe: str, suite: str, out: Path, limit: int, workers: int | None, where: dict[str, str], *, quiet: bool
-) -> ScaleChoice:
-    """The scale that does best on the suite's validation rows, and what each candidate gave."""
-
-    def progress(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
-        return tqdm(items, what, total, leave=False, disable=quiet or None, delay=1.0)
-
-    target = out.resolve()
-    work = target.parent / f".{target.name}.unscaled"
-    choice = choose_scale(recipe, suite, work, limit=limit, workers=workers, device=where["device"],
-                          dtype=where["dtype"], progress=progress)  # fmt: skip
-    if not quiet:
-        rows = [[scale, f"{100 * figure:.1f} %"] for scale, figure in choice.figures.items()]
-        click.echo(table(["scale", "mean over the tasks"], rows), err=True)
-        click.echo(f"scale {choice.scale}, the best on the split {VALIDATION}\n", err=True)
-    return choice
+def _weights(recipe: Recipe, folder: Path) -> list[Path]:
+    """Files of weights on this machine, which the merge will ask the checksums of."""
+    files: dict[Path, None] = {}
+    for text in (recipe.base, *(task.expert for task in recipe.tasks)):
+        with suppress(OSError, ValueError, RuntimeError):  # names that cannot be a file's are told by the merge
+            place = (folder / Path(text).expanduser()).resolve()
+            found = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
+            files |= {path: None for path in found if _LEAST < path.stat().st_size < _MOST}
+    return list(files)

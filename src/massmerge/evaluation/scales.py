@@ -36,6 +36,10 @@ class ScaleChoice:
     figures: dict[float, float]
     """For each scale that was tried the mean over the tasks of their metric, with the true head."""
 
+    def recipe(self, recipe: Recipe) -> Recipe:
+        """A recipe with the scale."""
+        return with_scale(recipe, self.scale)
+
 
 def choose_scale(
     recipe: Recipe | str | Path,

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import xxhash
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 22  # between pieces a thread waits for the interpreter, which may be busy with something else
 
 
 def file_sha256(path: Path, start: bytes = b"") -> str:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from massmerge.errors import InputError
+from massmerge.io.dtypes import DTYPES
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CPU = torch.device("cpu")
 _T = TypeVar("_T")
-DTYPES: tuple[str, ...] = get_args(Dtype)
 
 
 @dataclass(frozen=True)

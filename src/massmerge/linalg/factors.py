@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from massmerge.linalg.lapack import top_eigh
+from massmerge.linalg.task_sums import task_sums
 
 # A Gram matrix squares the spectrum, so float32 loses directions below sqrt(6e-8) of the largest singular value.
 # Factors whose last kept value falls below this share of the first are computed again from a float64 Gram matrix.
@@ -256,14 +257,18 @@ def tsv_merge(tasks: Sequence[Factors]) -> Tensor:
 def cosine_matrix(tasks: Sequence[Factors]) -> Tensor:
     """Cosines (T, T) between the flattened deltas `u s v`, from the factors alone; 0 with a delta that is zero.
 
-    `⟨U_i S_i V_i, U_j S_j V_j⟩ = Σ (S_i U_iᵀU_j S_j) ∘ (V_i V_jᵀ)`, a sum over the block (i, j) of an R×R product.
+    `⟨U_i S_i V_i, U_j S_j V_j⟩ = Σ (S_i U_iᵀU_j S_j) ∘ (V_i V_jᵀ)`, a sum over the block (i, j) of an R×R product,
+    which is made some rows at a time.
     """
     scaled = torch.cat([f.u * f.s for f in tasks], 1)
-    v = torch.cat([f.v for f in tasks], 0)
-    products = (scaled.mT @ scaled) * (v @ v.mT)
-    ranks = [f.rank for f in tasks]
-    blocks = [torch.split(rows, ranks, 1) for rows in torch.split(products, ranks, 0)]
-    inner = torch.tensor([[float(b.double().sum()) for b in row] for row in blocks], dtype=torch.float64)
+    v, ranks = torch.cat([f.v for f in tasks], 0), [f.rank for f in tasks]
+    step, rows = max(1, _BLOCK_ROWS // max(1, *ranks)), list[Tensor]()
+    for start in range(0, len(tasks), step):
+        begin, own = sum(ranks[:start]), ranks[start : start + step]
+        end = begin + sum(own)
+        products = (scaled[:, begin:end].mT @ scaled) * (v[begin:end] @ v.mT)
+        rows.append(task_sums(task_sums(products.double(), ranks).mT, own).mT)
+    inner = torch.cat(rows).cpu()
     norms = inner.diagonal().clamp_min(0).sqrt()
     product = norms[:, None] * norms[None, :]
     cosines = torch.where(product > 0, inner / product.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
@@ -301,7 +306,7 @@ def accept_distinct(similarity: Tensor, threshold: float) -> list[int]:
         threshold: ε; a task is left out if its similarity is above it.
     """
     accepted: list[int] = []
-    for i in range(similarity.shape[0]):
-        if all(float(similarity[i, j]) <= threshold for j in accepted):
+    for i, row in enumerate(similarity.tolist()):
+        if all(row[j] <= threshold for j in accepted):
             accepted.append(i)
     return accepted

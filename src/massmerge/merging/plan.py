@@ -15,8 +15,16 @@ from massmerge.bundle.encoding import stored_type
 from massmerge.checkpoints import Expert
 from massmerge.checkpoints.skeleton import Kind, Slot
 from massmerge.errors import Problem
-from massmerge.merging.costs import entry_bytes, file_bytes, merge_seconds, peak_memory, rest_bytes
+from massmerge.merging.costs import (
+    entry_bytes,
+    entrywise_seconds,
+    file_bytes,
+    merge_seconds,
+    peak_memory,
+    rest_bytes,
+)
 from massmerge.merging.ranks import MatrixSize, core_bytes, factor_bytes, ranks_by_budget, ranks_by_rule, too_small
+from massmerge.merging.static import STATIC_METHODS
 from massmerge.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -216,10 +224,25 @@ def plan_merge(prepared: OpenedRecipe, touched: dict[str, set[str]], problems: l
         sizes,
         _ranks_known(prepared),
         peak_memory(matrices, whole, limits, workers),
-        merge_seconds(matrices, limits, sizes, workers, base_read=copies_base(recipe, base_bytes)),
+        _seconds(recipe, matrices, whole, limits, sizes, workers),
         tuple(problems),
         tuple(task.name for task in recipe.tasks if task.name not in prepared.experts),
     )
+
+
+def _seconds(
+    recipe: Recipe,
+    matrices: list[TensorPlan],
+    whole: list[TensorPlan],
+    limits: dict[str, tuple[int, ...]],
+    sizes: Sizes,
+    workers: int,
+) -> float:
+    """What the merge takes, by what its method does with a tensor."""
+    method = STATIC_METHODS.get(recipe.merge.method)
+    if method is not None and method.elementwise:
+        return entrywise_seconds([*matrices, *whole], sizes, len(method.rounds), workers)
+    return merge_seconds(matrices, limits, sizes, workers, base_read=copies_base(recipe, sizes.base))
 
 
 def _is_factored(prepared: OpenedRecipe, slot: Slot) -> bool:

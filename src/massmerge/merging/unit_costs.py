@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from massmerge.merging.costs import DISK_SPEED, EIGEN_SPEED, PRODUCT_SPEED, TENSOR_SECONDS, THIN_SPEED
+from massmerge.merging.costs import DISK_SPEED, EIGEN_SPEED, ENTRY_SECONDS, PRODUCT_SPEED, TENSOR_SECONDS, THIN_SPEED
 from massmerge.merging.plan import Plan, TensorPlan
 
-_ENTRY_SECONDS = 8e-9  # to read a number of an expert, subtract the base's and add up
 FACTORED = ("mass", "tsv_m", "tsv_c")
 """Methods that take each task's factors; others read deltas, which costs little."""
 
@@ -24,7 +23,7 @@ def task_seconds(tensor: TensorPlan, plan: Plan, task: str) -> float:
     """What one core takes for one task's share of a tensor."""
     form, rank = next((t.form, r) for t, r in zip(plan.tasks, tensor.ranks, strict=True) if t.name == task)
     if tensor.matrix is None or plan.method not in FACTORED:
-        return math.prod(tensor.shape) * _ENTRY_SECONDS
+        return math.prod(tensor.shape) * ENTRY_SECONDS
     m, n = tensor.matrix
     if form == "adapter":
         return 6 * (m + n) * rank**2 / THIN_SPEED + TENSOR_SECONDS
@@ -42,7 +41,7 @@ def tensor_seconds(tensor: TensorPlan, plan: Plan) -> float:
 
 def look_seconds(tensor: TensorPlan) -> float:
     """What one core takes for one look at a tensor of all tasks."""
-    return math.prod(tensor.shape) * _ENTRY_SECONDS * sum(rank > 0 for rank in tensor.ranks)
+    return math.prod(tensor.shape) * ENTRY_SECONDS * sum(rank > 0 for rank in tensor.ranks)
 
 
 def write_seconds(nbytes: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,12 +19,14 @@ from massmerge.bundle.factors import TaskTensors
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.skeleton import Skeleton, Slot
 from massmerge.errors import InputError, MassError
+from massmerge.io.collector import collector_paused
 from massmerge.io.placement import Placement, moved
 from massmerge.model.base import load_base
 from massmerge.model.core import Core, LabelledHead
-from massmerge.model.heads.classify import Head, backbone_call, load_head
+from massmerge.model.heads.classify import Head, Shells, backbone_call, load_head
 from massmerge.model.inputs import InputReader
 from massmerge.model.model import Model
+from massmerge.model.route.bases import SiteBases
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.model.route.fixed import make_fixed
 from massmerge.model.route.stages import Look, SecondLook, Stages
@@ -134,7 +135,7 @@ def _watched(
     bundle = Bundle(path, check=False)
     watch = DamageWatch(bundle, first=check is True) if check else None
     try:
-        with _collector_paused(), _in_words(bundle):
+        with collector_paused(), _in_words(bundle):
             model = make(bundle, watch)
     except Exception:
         if watch:  # what went wrong with a damaged bundle is the damage, whatever error came of it
@@ -161,18 +162,6 @@ def _in_words(bundle: Bundle) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Loading makes thousands of objects that stay; to look through all of them for garbage takes longer than the rest."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def _load(
     bundle: Bundle,
     watch: DamageWatch | None,
@@ -192,7 +181,8 @@ def _load(
     pack_layers(base)
     slots = Skeleton(base).slots
     tensors.refuse_misfits(slots)
-    heads, further = _load_heads(bundle, base), _load_further(bundle, base)
+    shells: Shells = {}
+    heads, further = _load_heads(bundle, base, shells), _load_further(bundle, base, shells)
     every = heads | {f"{task}/{name}": one.head for task, own in further.items() for name, one in own.items()}
     sites, observed = _probe(base, probe_inputs(base, PROBE_BATCH), every)
     # Before the looks, whose hooks would be copied with the base.
@@ -264,8 +254,8 @@ def _own_memory(base: PreTrainedModel) -> None:
         tensor.data = tensor.data.clone()
 
 
-def _load_heads(bundle: Bundle, base: PreTrainedModel) -> dict[str, Head]:
-    found = {task.name: load_head(bundle.head_folder(task.name), base) for task in bundle.tasks}
+def _load_heads(bundle: Bundle, base: PreTrainedModel, shells: Shells) -> dict[str, Head]:
+    found = {task.name: load_head(bundle.head_folder(task.name), base, shells) for task in bundle.tasks}
     heads = {task: head for task, head in found.items() if head is not None}
     for task in bundle.tasks:
         head, labels = heads.get(task.name), len(task.labels or ())
@@ -277,12 +267,12 @@ def _load_heads(bundle: Bundle, base: PreTrainedModel) -> dict[str, Head]:
     return heads
 
 
-def _load_further(bundle: Bundle, base: PreTrainedModel) -> dict[str, dict[str, LabelledHead]]:
+def _load_further(bundle: Bundle, base: PreTrainedModel, shells: Shells) -> dict[str, dict[str, LabelledHead]]:
     """The further heads of tasks that have some."""
     found: dict[str, dict[str, LabelledHead]] = {}
     for task in bundle.tasks:
         for name, labels in task.heads.items():
-            head = load_head(bundle.further_head(task.name, name), base)
+            head = load_head(bundle.further_head(task.name, name), base, shells)
             if head is None or head.labels_expected != len(labels):
                 raise InputError(f"{bundle.path}: {task.name}: head and labels of {name} do not fit. Merge again.")
             found.setdefault(task.name, {})[name] = LabelledHead(head, labels)
@@ -331,9 +321,10 @@ def _stages(
 ) -> Stages:
     """The first look; and where images have one, the second, which the first half of the blocks leaves inputs to."""
     recipe, image = bundle.recipe, base.main_input_name == "pixel_values"
-    voters = choose_voters(recipe, sites, base, tensors, half=image)
+    bases = SiteBases(tensors)
+    voters = choose_voters(recipe, sites, base, bases, half=image)
     first_pass = _make_first_pass(bundle, base, kind, voters, tensors, slots)
-    subspaces = subspaces_of(voters, tensors, recipe.router, first_pass, bundle.processor_folder)
+    subspaces = subspaces_of(voters, bases, recipe.router, first_pass, bundle.processor_folder)
     own = moved(make_router(bundle, kind, voters, subspaces), base.device)
     first = Look(first_pass, lambda: own)
     second = _second_look(bundle, base, sites, kind, tensors, subspaces) if image else None
@@ -359,14 +350,14 @@ def _second_look(
     options = bundle.recipe.router
     if options.first_pass == "fixed" or options.site != "auto" or options.unsure <= 0:
         return None
-    voters = choose_voters(bundle.recipe, sites, base, tensors, half=False)
+    voters = choose_voters(bundle.recipe, sites, base, SiteBases(tensors), half=False)
     if not find_router(kind).second_look or not_fitted(bundle, kind, voters):
         return None
 
     first_pass = FirstPass(base, voters)
 
     def router() -> Router:
-        own = subspaces_of(voters, tensors, options, first_pass, bundle.processor_folder)
+        own = subspaces_of(voters, SiteBases(tensors), options, first_pass, bundle.processor_folder)
         return moved(make_router(bundle, kind, voters, own), base.device)
 
     kin = separation([subspaces.bases for subspaces in dict.fromkeys(first)]).kin(tensors.targets)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from massmerge.errors import InputError
 from massmerge.model.model import Model
+from massmerge.model.route.bases import SiteBases
 from massmerge.model.route.decide import Votes, cast_votes
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.model.route.stages import Look
@@ -71,7 +72,7 @@ def look_at(model: Model, chosen: Mapping[str, Sequence[Any]], step: Step) -> It
 def subspaces_at(model: Model, look: Look) -> list[ProjectionRouter]:
     """The tasks' subspaces for each voter of a look."""
     options, folder = model.stages.options, model.core.reader.folder
-    return subspaces_of(look.voters, model.sets.tensors, options, look.first_pass, folder)
+    return subspaces_of(look.voters, SiteBases(model.sets.tensors), options, look.first_pass, folder)
 
 
 def see(model: Model, first_pass: FirstPass, chosen: Mapping[str, Sequence[Any]], step: Step) -> list[Tensor]:

@@ -23,7 +23,7 @@ from massmerge.io.placement import Placement
 from massmerge.io.tensor_file import read_tensor
 from massmerge.model.base import ready_to_run
 from massmerge.model.core import Core
-from massmerge.model.heads.classify import Head, load_head
+from massmerge.model.heads.classify import Head, Shells, load_head
 from massmerge.model.inputs import InputReader
 from massmerge.model.prompts import Writing
 from massmerge.model.unrouted import OneBackbone
@@ -145,7 +145,8 @@ def _open(folder: StaticFolder, place: Placement) -> Core:
     reader = InputReader(folder.model, model.config, image=model.main_input_name == "pixel_values")
     if folder.writes:
         return Core(model, folder.tasks, {}, {}, reader, folder.shared_labels)
-    found = {task: load_head(head_folder(folder.home(task)), model) for task in folder.tasks}
+    shells: Shells = {}
+    found = {task: load_head(head_folder(folder.home(task)), model, shells) for task in folder.tasks}
     heads: dict[str, Head] = {task: head for task, head in found.items() if head is not None}
     without = [task for task in folder.tasks if task not in heads]
     if without:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+
+from massmerge.linalg.task_sums import task_sums
 
 _PROBES = 32
 _ALIKE = 0.5
@@ -16,6 +17,7 @@ _SAME = 0.999  # cosine of all deltas; adapters of one start share their directi
 _KIN = 1.5
 _RANDOM = 1.5
 _ROUNDING = 1e-4
+_ROWS = 1024  # of all subspaces, in one product: of a thousand tasks the whole of it would be hundreds of megabytes
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,9 @@ def delta_cosines(cosine: Tensor, norm: Tensor, energy: Tensor) -> Tensor:
     if not len(norm):
         return torch.zeros(norm.shape[1], norm.shape[1], dtype=torch.float64)
     kept = norm.double() * energy.double().sqrt()
-    inner = (cosine.double() * kept[:, :, None] * kept[:, None, :]).sum(0)
+    inner = torch.zeros(norm.shape[1], norm.shape[1], dtype=torch.float64)
+    for matrix, scale in zip(cosine, kept, strict=True):  # all at once in float64 is gigabytes of a thousand tasks
+        inner += matrix * scale[:, None] * scale[None, :]
     length = kept.square().sum(0).sqrt()
     product = length[:, None] * length[None, :]
     return torch.where(product > 0, inner / product.clamp_min(1e-300), 0.0)
@@ -109,7 +113,10 @@ def routing_targets(similarity: Tensor) -> list[int]:
     Args:
         similarity: cosines of the tasks' deltas (T, T), as `delta_cosines` gives them.
     """
-    return [next((j for j in range(i) if similarity[j, i] > _SAME), i) for i in range(len(similarity))]
+    same = (similarity > _SAME).triu(1)
+    first = torch.where(same.any(0), same.int().argmax(0), torch.arange(len(same)))  # of equals the first
+    found: list[int] = first.tolist()
+    return found
 
 
 def without_common(bases: list[Tensor]) -> list[Tensor]:
@@ -163,15 +170,26 @@ def separation(sites: list[list[Tensor]]) -> Separation:
     Args:
         sites: for each site the tasks' orthonormal rows `v (k, d)`; k is 0 for a task that changes nothing there.
     """
-    overlaps, chances = zip(*(_pairs(site) for site in sites), strict=True)
-    return Separation(torch.stack(overlaps).mean(0), torch.stack(chances).mean(0))
+    return mean_separation([Separation(*_pairs(site)) for site in sites])
+
+
+def mean_separation(sites: Sequence[Separation]) -> Separation:
+    """How subspaces lie to each other, by what was found at each site."""
+    overlap, chance = (torch.stack([getattr(site, name) for site in sites]).mean(0) for name in ("overlap", "chance"))
+    return Separation(overlap, chance)
 
 
 def _pairs(bases: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Overlap of every two subspaces at a site, and by chance (T, T), by one product for all of them."""
-    ranks = torch.tensor([len(v) for v in bases])
-    stacked = torch.cat(bases)
-    owners = one_hot(torch.repeat_interleave(ranks), len(bases)).to(stacked.dtype)
-    shared = owners.mT @ (stacked @ stacked.mT).square() @ owners
+    """Overlap of every two subspaces at a site, and by chance (T, T), by products of many tasks with all others."""
+    own = [len(v) for v in bases]
+    ranks, stacked = torch.tensor(own), torch.cat(bases)
+    shared = stacked.new_zeros(len(bases), len(bases))
+    step = max(1, _ROWS // max(1, *own))
+    for start in range(0, len(bases), step):
+        stop, done = start + step, sum(own[:start])
+        rows = stacked[done : done + sum(own[start:stop])]
+        products = (rows @ stacked[done:].mT).square()
+        shared[start:stop, start:] = task_sums(task_sums(products, own[start:]).mT, own[start:stop]).mT
+    shared = shared.triu() + shared.triu(1).mT
     small, large = torch.minimum(ranks[:, None], ranks), torch.maximum(ranks[:, None], ranks)
     return shared / small.clamp_min(1), (large / stacked.shape[1]).where(small > 0, 0.0)

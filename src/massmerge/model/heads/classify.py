@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import threading
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,12 @@ from massmerge.checkpoints.pretrained import pretrained_config
 from massmerge.checkpoints.skeleton import build
 from massmerge.errors import InputError, listing
 from massmerge.io.tensor_file import read_header, read_tensor
+from massmerge.io.untrusted import CONFIG, faults_in, refuse
 from massmerge.model.heads.linear import LinearHead
-from massmerge.model.trees import replace_module, widened
+from massmerge.model.trees import replace_module, shared_copy, widened
 
 _NO_TOKEN = -1
+_WEIGHTS = "model.safetensors"
 
 
 class _Asked(Exception):
@@ -41,6 +45,10 @@ class _Stub(nn.Module):
         self.config = config
         self._here = threading.local()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Stub:
+        """Each shell is handed outputs of its own."""
+        return _Stub(self.config)
+
     def hand(self, output: Any) -> None:
         """The output that the next call in this thread returns; none to be told how the call looks."""
         self._here.output = output
@@ -54,37 +62,45 @@ class _Stub(nn.Module):
 
 
 class ShellHead:
-    """A head that is cut from any classification model of transformers, run by that model's own forward."""
+    """A head that is cut from any classification model of transformers, run by that model's own forward.
 
-    def __init__(self, folder: Path, base: PreTrainedModel) -> None:
-        config = pretrained_config(folder)
-        skeleton = build(config, config.architectures[0])
-        prefix = skeleton.submodule(type(base))
-        if not prefix:
-            raise InputError(f"{folder}: a {skeleton.class_name} has no {type(base).__name__} in it.")
-        self._shell = skeleton.model.eval()
-        _refuse_other_backbone(folder, self._shell.get_submodule(prefix.rstrip(".")), base)
-        self._stub = _Stub(config)
-        replace_module(self._shell, prefix.rstrip("."), self._stub)
-        tensors = {n: read_tensor(i).float() for n, i in read_header(folder / "model.safetensors").items()}
-        missing = self._shell.load_state_dict(tensors, strict=False, assign=True).missing_keys
+    Args:
+        folder: its configuration and weights.
+        base: the backbone.
+        shells: empty shells that were made for other heads of this base; one that is made for this head is added.
+    """
+
+    def __init__(self, folder: Path, base: PreTrainedModel, shells: Shells | None = None) -> None:
+        kind, shells = _kind(folder), {} if shells is None else shells
+        if kind not in shells:
+            shells[kind] = _empty_shell(folder, base)
+        self._empty, self._device = shells[kind], base.device
+        self._tensors = {n: read_tensor(i).float() for n, i in read_header(folder / _WEIGHTS).items()}
+        wanted = {name: tensor.shape for name, tensor in self._empty.state_dict().items()}
+        missing = wanted.keys() - self._tensors.keys()
         if missing:
-            raise InputError(f"{folder}: the head lacks {', '.join(missing)}.")
-        self._shell.to(base.device)
-        self.labels_expected = config.num_labels
+            raise InputError(f"{folder}: the head lacks {', '.join(sorted(missing))}.")
+        if any(self._tensors[name].shape != shape for name, shape in wanted.items()):
+            _ = self._filled  # which says what is wrong
+        config: Any = self._empty.config
+        self.labels_expected: int = config.num_labels
         self.problem_type = problem_of(config.problem_type, config.num_labels)
-        # Models that read the last real token know padding by the token's number. The batch is padded as the base says, and
-        # experts disagree with it, or name none and refuse batches; a number that is no token's stands for those.
-        if getattr(config, "pad_token_id", None) is None:
-            self._shell.config.pad_token_id = _NO_TOKEN
-        self._padding: int = self._shell.config.pad_token_id
+        self._padding: int = config.pad_token_id
+
+    @cached_property
+    def _filled(self) -> tuple[nn.Module, _Stub]:
+        """The shell with its weights, and the stub in it; made for the first input, for of many heads few are used."""
+        shell = shared_copy(self._empty)
+        shell.load_state_dict(self._tensors, strict=False, assign=True)
+        return shell.to(self._device), next(module for module in shell.modules() if isinstance(module, _Stub))
 
     @torch.inference_mode()
     def backbone_call(self, inputs: dict[str, Tensor], base: PreTrainedModel) -> dict[str, Any]:
         """The keyword arguments with which the task's model would call its backbone."""
-        self._stub.hand(None)
+        shell, stub = self._filled
+        stub.hand(None)
         try:
-            self._shell(**inputs)
+            shell(**inputs)
         except _Asked as asked:
             bound = inspect.signature(base.forward).bind_partial(*asked.args_given, **asked.kwargs_given)
             extra = bound.arguments.pop("kwargs", {})
@@ -101,11 +117,51 @@ class ShellHead:
         if "input_ids" in inputs and "attention_mask" in inputs:
             ids = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, self._padding)
             inputs = {**inputs, "input_ids": ids}
-        self._stub.hand(widened(output))
+        shell, stub = self._filled
+        stub.hand(widened(output))
         try:
-            return self._shell(**inputs).logits.float()
+            found: Tensor = shell(**inputs).logits
+            return found.float()
         finally:
-            self._stub.hand(None)
+            stub.hand(None)
+
+
+Shells = dict[str, PreTrainedModel]
+"""Task models without weights, a stub where their backbone was, by what their configurations say: see `_kind`."""
+
+
+def _kind(folder: Path) -> str:
+    """What a head's configuration says besides the names of its labels: hundreds of heads say the same.
+
+    A kind of its own if more is in the folder than configuration and weights, of which transformers may read something too.
+    """
+    try:
+        said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        labels = said["id2label"]
+        if not isinstance(labels, dict) or {path.name for path in folder.iterdir()} != {CONFIG, _WEIGHTS}:
+            return str(folder)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return str(folder)  # who opens it will say what is wrong
+    refuse(folder / CONFIG, faults_in(said))
+    rest = {name: value for name, value in said.items() if name not in ("id2label", "label2id")}
+    return json.dumps([rest, len(labels)], sort_keys=True)
+
+
+def _empty_shell(folder: Path, base: PreTrainedModel) -> PreTrainedModel:
+    """The task model that a head's configuration describes, without weights, and with a stub for the backbone."""
+    config = pretrained_config(folder)
+    skeleton = build(config, config.architectures[0])
+    path = (skeleton.submodule(type(base)) or "").rstrip(".")
+    if not path:
+        raise InputError(f"{folder}: a {skeleton.class_name} has no {type(base).__name__} in it.")
+    shell = skeleton.model.eval()
+    _refuse_other_backbone(folder, shell.get_submodule(path), base)
+    replace_module(shell, path, _Stub(config))
+    # Models that read the last real token know padding by the token's number. The batch is padded as the base says, and
+    # experts disagree with it, or name none and refuse batches; a number that is no token's stands for those.
+    if getattr(config, "pad_token_id", None) is None:
+        shell.config.pad_token_id = _NO_TOKEN
+    return shell
 
 
 def _refuse_other_backbone(folder: Path, described: nn.Module, base: PreTrainedModel) -> None:
@@ -119,12 +175,12 @@ def _refuse_other_backbone(folder: Path, described: nn.Module, base: PreTrainedM
 Head = ShellHead | LinearHead
 
 
-def load_head(folder: Path, base: PreTrainedModel) -> Head | None:
-    """The head in a task's folder; none where the task has none."""
+def load_head(folder: Path, base: PreTrainedModel, shells: Shells | None = None) -> Head | None:
+    """The head in a task's folder; none where the task has none. Whoever loads several gives the same `shells` to all."""
     if (folder / LINEAR).is_file():
         return LinearHead(folder, base.device, feature_width(base))
     if (folder / "config.json").is_file() and (folder.parent / LABELS).is_file():
-        return ShellHead(folder, base)
+        return ShellHead(folder, base, shells)
     return None
 
 

@@ -6,24 +6,23 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from massmerge.bundle.factors import TaskTensors
 from massmerge.bundle.layout import ROUTER
 from massmerge.bundle.reader import Bundle
 from massmerge.errors import InputError
 from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
+from massmerge.model.route.bases import SiteBases
 from massmerge.model.route.first_pass import FirstPass, Token, Voter
 from massmerge.model.route.references import empty_prompt_of, is_decoder, random_words
 from massmerge.recipe import Recipe, RouterOptions
 from massmerge.routing import Site, choose_sites
 from massmerge.routing.neutral import NeutralRouter
-from massmerge.routing.projection import ProjectionRouter, Score, of_common_rank, site_basis
+from massmerge.routing.projection import ProjectionRouter, Score
 from massmerge.routing.router import Router
 from massmerge.routing.routers import find_router
-from massmerge.routing.separation import own_starts, random_adapters, separation, without_common
+from massmerge.routing.separation import own_starts, random_adapters, without_common
 from massmerge.routing.typicality import Typicality
 
 _TOKENS: dict[str, tuple[Token, ...]] = {
@@ -35,7 +34,7 @@ TYPICAL = "typical"
 
 
 def choose_voters(
-    recipe: Recipe, sites: list[Site], base: PreTrainedModel, tensors: TaskTensors, *, half: bool
+    recipe: Recipe, sites: list[Site], base: PreTrainedModel, bases: SiteBases, *, half: bool
 ) -> list[Voter]:
     """Sites and tokens that vote.
 
@@ -43,13 +42,13 @@ def choose_voters(
     tasks apart, not inputs, and so favour one task for all. A decoder's last token has seen the whole prompt; of adapters
     that hardly left their random starts it tells more, and something else than the mean.
     """
-    tasks = range(len(tensors.names))
+    tasks = range(len(bases.tensors.names))
 
     def covered(site: Site) -> int:
-        return sum(any(tensors.changes(task, name) for name in site.tensors) for task in tasks)
+        return sum(any(bases.tensors.changes(task, name) for name in site.tensors) for task in tasks)
 
     chosen = choose_sites(sites, recipe.router.site, covered, half=half)
-    random = _reads_text(base) and bool(_random_starts(chosen, tensors, base))
+    random = _reads_text(base) and bool(_random_starts(chosen, bases, base))
     if recipe.router.site == "auto" and random:
         least = min(map(covered, chosen))
         chosen = [site for site in choose_sites(sites, "auto", letters="AOMD") if covered(site) >= least]
@@ -91,7 +90,7 @@ def _fitted(bundle: Bundle, kind: str) -> dict[str, TensorInfo]:
 
 
 def subspaces_of(
-    voters: list[Voter], tensors: TaskTensors, options: RouterOptions, first_pass: FirstPass, processor: Path
+    voters: list[Voter], bases: SiteBases, options: RouterOptions, first_pass: FirstPass, processor: Path
 ) -> list[ProjectionRouter]:
     """The tasks' subspaces for each voter, which are the router that needs no data; tokens of one site share it.
 
@@ -99,28 +98,28 @@ def subspaces_of(
 
     Args:
         voters: who votes.
-        tensors: the tasks' factors.
+        bases: the tasks' subspaces.
         options: how residuals are scored, and what they are compared with.
         first_pass: the pass that the voters look at.
         processor: the bundle's folder of the tokenizer, which empty prompts are made with.
     """
     sites = {voter.site.name: voter.site for voter in voters}
-    random = _compared(options, [*sites.values()], tensors, first_pass.model)
+    random = _compared(options, [*sites.values()], bases, first_pass.model)
     if random:
         # A pass of its own, made when the first input is routed: whoever names the task of every input need not wait for it.
         neutral = cache(partial(_references, options, first_pass, processor))
-        return [_neutral_router(tensors, v.site, random, partial(_item, neutral, i)) for i, v in enumerate(voters)]
-    made = {name: site_router(tensors, site, options.score) for name, site in sites.items()}
+        return [_neutral_router(bases, v.site, random, partial(_item, neutral, i)) for i, v in enumerate(voters)]
+    made = {name: site_router(bases, site, options.score) for name, site in sites.items()}
     return [made[voter.site.name] for voter in voters]
 
 
-def _compared(options: RouterOptions, sites: list[Site], tensors: TaskTensors, model: PreTrainedModel) -> list[int]:
+def _compared(options: RouterOptions, sites: list[Site], bases: SiteBases, model: PreTrainedModel) -> list[int]:
     """The tasks that are compared with a reference; by default the adapters that look random."""
     if options.score != "residual" or options.reference == "none" or not _reads_text(model):
         return []
     if options.reference != "auto":
-        return list(dict.fromkeys(tensors.targets))
-    return _random_starts(sites, tensors, model)
+        return list(dict.fromkeys(bases.tensors.targets))
+    return _random_starts(sites, bases, model)
 
 
 def _references(options: RouterOptions, first_pass: FirstPass, processor: Path) -> list[Tensor]:
@@ -137,51 +136,42 @@ def _item(make: Callable[[], list[Tensor]], place: int) -> Tensor:
     return make()[place]
 
 
-def _neutral_router(
-    tensors: TaskTensors, site: Site, random: list[int], neutral: Callable[[], Tensor]
-) -> NeutralRouter:
+def _neutral_router(bases: SiteBases, site: Site, random: list[int], neutral: Callable[[], Tensor]) -> NeutralRouter:
     """The router of a site where some adapters look random."""
-    learned = [task for task, target in enumerate(tensors.targets) if target not in random]
-    own = site_router(tensors, site, tasks=learned) if len(learned) > 1 else None
-    bases = of_common_rank([_basis(tensors, task, site) for task in range(len(tensors.names))])
-    return NeutralRouter(bases, neutral, learned, own)
+    targets = bases.tensors.targets
+    learned = [task for task, target in enumerate(targets) if target not in random]
+    own = site_router(bases, site, tasks=learned) if len(learned) > 1 else None
+    return NeutralRouter(bases.common([*range(len(targets))], site), neutral, learned, own)
 
 
 def _reads_text(model: PreTrainedModel) -> bool:
     return model.main_input_name == "input_ids"
 
 
-def _random_starts(sites: list[Site], tensors: TaskTensors, model: PreTrainedModel) -> list[int]:
+def _random_starts(sites: list[Site], bases: SiteBases, model: PreTrainedModel) -> list[int]:
     """Adapters that are compared with what they hold of no task; of one expert the first task.
 
     Those that look as if they had hardly left random starts of their own. Of a decoder all whose starts were their own: its
     prompts have so much in common, the template, that adapters which did leave their starts hold more or less of it too.
     """
-    distinct = list(dict.fromkeys(tensors.targets))
-    forms = [tensors.forms[task] for task in distinct]
+    distinct = list(dict.fromkeys(bases.tensors.targets))
+    forms = [bases.tensors.forms[task] for task in distinct]
     if "adapter" not in forms or len(distinct) < 2:
         return []
-    bases = [of_common_rank([_basis(tensors, task, site) for task in distinct]) for site in sites]
-    found = separation(bases)
+    found = bases.separation(sites)
     chosen = own_starts(found, forms) if is_decoder(model) else random_adapters(found, forms)
     return [distinct[i] for i in chosen]
 
 
 def site_router(
-    tensors: TaskTensors, site: Site, score: Score = "residual", tasks: Sequence[int] | None = None
+    bases: SiteBases, site: Site, score: Score = "residual", tasks: Sequence[int] | None = None
 ) -> ProjectionRouter:
     """The router that needs no data, from the singular vectors of all tasks at a site, or of some."""
-    chosen = [tensors.targets[task] for task in (range(len(tensors.names)) if tasks is None else tasks)]
+    targets = bases.tensors.targets
+    chosen = [targets[task] for task in (range(len(targets)) if tasks is None else tasks)]
     distinct = list(dict.fromkeys(chosen))
-    bases = of_common_rank([_basis(tensors, task, site) for task in distinct])
-    own = without_common(bases)
+    rows = bases.common(distinct, site)
+    own = without_common(rows)
     places = [distinct.index(target) for target in chosen]
     first = [places.index(place) for place in places]
-    return ProjectionRouter([own[place] for place in places], score, alike=own is not bases, targets=first)
-
-
-def _basis(tensors: TaskTensors, task: int, site: Site) -> Tensor:
-    found = [f for name in site.tensors if (f := tensors.exact(task, name)) is not None]
-    if not found:
-        return torch.zeros(0, site.width)
-    return site_basis([(f.s, f.v) for f in found], max(f.rank for f in found))
+    return ProjectionRouter([own[place] for place in places], score, alike=own is not rows, targets=first)

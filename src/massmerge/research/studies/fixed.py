@@ -11,6 +11,7 @@ from torch import Tensor
 from massmerge.bundle.reader import Bundle
 from massmerge.checkpoints.skeleton import Skeleton
 from massmerge.linalg.factors import Factors, accept_distinct, similarity, tsv_merge
+from massmerge.model.route.bases import SiteBases
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.model.route.fixed import put_fixed
 from massmerge.model.route.voters import site_router
@@ -80,7 +81,8 @@ def pass_scores(context: StudyContext, accepted: Accepted | None, voters: list[V
     Equal fixed models are run once.
     """
     score = context.model.stages.options.score
-    sites = {v.site: site_router(context.model.sets.tensors, v.site, score) for v in voters}
+    bases = SiteBases(context.model.sets.tensors)
+    sites = {v.site: site_router(bases, v.site, score) for v in voters}
     routers = {"projection": {v.name: sites[v.site] for v in voters}}
     about = {"score": score, "voters": [v.name for v in voters]}
     if accepted is None:

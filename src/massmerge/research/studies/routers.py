@@ -14,6 +14,7 @@ from massmerge.evaluation.report import Picture, Table
 from massmerge.evaluation.results import count_routes
 from massmerge.evaluation.summary import percent
 from massmerge.model.answers import Routing
+from massmerge.model.route.bases import SiteBases
 from massmerge.model.route.first_pass import FirstPass, Voter
 from massmerge.model.route.voters import site_router
 from massmerge.recipe import Redundancy
@@ -115,8 +116,9 @@ def _all_scores(context: StudyContext) -> tuple[Scores, list[str]]:
 
 def _projections(context: StudyContext, voters: list[Voter]) -> dict[Score, dict[str, VoterRouter]]:
     found: dict[Score, dict[str, VoterRouter]] = {}
+    bases = SiteBases(context.model.sets.tensors)
     for score in get_args(Score):
-        sites = {v.site: site_router(context.model.sets.tensors, v.site, score) for v in voters}
+        sites = {v.site: site_router(bases, v.site, score) for v in voters}
         found[score] = {v.name: sites[v.site] for v in voters}
     return found
 
@@ -135,7 +137,7 @@ def _fitted(context: StudyContext, voters: list[Voter]) -> tuple[dict[str, dict[
     found: dict[str, dict[str, VoterRouter]] = {kind: {} for kind in FITTED}
     for voter, seen in zip(voters, zip(*parts, strict=True), strict=True):
         z = torch.cat([activation.pooled() for activation in seen])
-        residuals = site_router(context.model.sets.tensors, voter.site, context.model.stages.options.score)
+        residuals = site_router(SiteBases(context.model.sets.tensors), voter.site, context.model.stages.options.score)
         for kind, router in FITTED.items():
             found[kind][voter.name] = router.load(router.fit(z, owners, residuals), residuals)
     return found, []
