@@ -357,7 +357,8 @@ def _second_look(
     first_pass = FirstPass(base, voters)
 
     def router() -> Router:
-        own = subspaces_of(voters, SiteBases(tensors), options, first_pass, bundle.processor_folder)
+        bases, folder = SiteBases(tensors), bundle.processor_folder
+        own = subspaces_of(voters, bases, options, first_pass, folder, second=True)
         return moved(make_router(bundle, kind, voters, own), base.device)
 
     kin = separation([subspaces.bases for subspaces in dict.fromkeys(first)]).kin(tensors.targets)

@@ -72,7 +72,8 @@ def look_at(model: Model, chosen: Mapping[str, Sequence[Any]], step: Step) -> It
 def subspaces_at(model: Model, look: Look) -> list[ProjectionRouter]:
     """The tasks' subspaces for each voter of a look."""
     options, folder = model.stages.options, model.core.reader.folder
-    return subspaces_of(look.voters, SiteBases(model.sets.tensors), options, look.first_pass, folder)
+    bases, second = SiteBases(model.sets.tensors), look is model.stages.second
+    return subspaces_of(look.voters, bases, options, look.first_pass, folder, second=second)
 
 
 def see(model: Model, first_pass: FirstPass, chosen: Mapping[str, Sequence[Any]], step: Step) -> list[Tensor]:

@@ -134,8 +134,17 @@ def without_common(bases: list[Tensor]) -> list[Tensor]:
     found, pairs = separation([bases]), ~torch.eye(count, dtype=torch.bool)
     if found.overlap[pairs].mean() <= max(_ALIKE, _BY_CHANCE * float(found.chance[pairs].mean())):
         return bases
+    return without_shared(bases)
+
+
+def without_shared(bases: list[Tensor]) -> list[Tensor]:
+    """The tasks' rows at a site without the directions that half of the tasks share, whether the tasks are alike or not.
+
+    Args:
+        bases: as in `without_common`.
+    """
     _, s, directions = torch.linalg.svd(torch.cat(bases), full_matrices=False)
-    common = directions[s.square() > count / 2]  # the squares add up to one for each task that has a direction
+    common = directions[s.square() > len(bases) / 2]  # the squares add up to one for each task that has a direction
     return [_rest(v, common) for v in bases]
 
 

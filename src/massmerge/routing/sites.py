@@ -138,13 +138,17 @@ def _named(groups: list[tuple[list[str], int, float]]) -> list[Site]:
     return sites
 
 
+IMAGE_KINDS = ("O", "M", "A")
+_TEXT_KINDS = ("MO", "O", "M", "A")
+
+
 def choose_sites(
     sites: list[Site],
     wanted: str | list[str],
     covered: Callable[[Site], int] = lambda site: 1,
     *,
     half: bool = False,
-    letters: str = "",
+    kinds: Sequence[str] = (),
 ) -> list[Site]:
     """The sites that vote.
 
@@ -154,14 +158,14 @@ def choose_sites(
             change something there (adapters often touch nothing but queries and values).
         covered: how many tasks change something at a site.
         half: only the first half of the blocks, which is enough for most images.
-        letters: kinds of sites that `auto` takes, whatever is covered; the usual ones by default.
+        kinds: groups of kinds of sites that `auto` chooses among, by letters, the best first; the usual ones by default.
 
     Raises:
         InputError: there is no such site.
     """
     if wanted == "auto":
-        usual = (("O",) if half else ("MO", "O")) + ("M", "A")
-        groups = [_group(sites, kinds, half=half) for kinds in ((letters,) if letters else usual)]
+        usual = IMAGE_KINDS if half else _TEXT_KINDS
+        groups = [_group(sites, letters, half=half) for letters in (kinds or usual)]
         return max(
             [group for group in groups if group] or [sites[: max(1, len(sites) // 2)]],
             key=lambda group: min(covered(site) for site in group),

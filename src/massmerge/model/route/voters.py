@@ -22,13 +22,16 @@ from massmerge.routing.neutral import NeutralRouter
 from massmerge.routing.projection import ProjectionRouter, Score
 from massmerge.routing.router import Router
 from massmerge.routing.routers import find_router
-from massmerge.routing.separation import own_starts, random_adapters, without_common
+from massmerge.routing.separation import own_starts, random_adapters, without_common, without_shared
+from massmerge.routing.sites import IMAGE_KINDS
 from massmerge.routing.typicality import Typicality
 
 _TOKENS: dict[str, tuple[Token, ...]] = {
     "cls": ("cls",), "mean": ("mean",), "last": ("last",), "each": ("each",),
     "both": ("cls", "mean"), "mean_and_last": ("mean", "last"),
 }  # fmt: skip
+_ENOUGH = 4
+"""Of fewer tasks half is two or one, and what one has is not shared."""
 TYPICAL = "typical"
 """Stands before the names of what tells typical inputs from others, as a router's kind does before its own."""
 
@@ -47,11 +50,12 @@ def choose_voters(
     def covered(site: Site) -> int:
         return sum(any(bases.tensors.changes(task, name) for name in site.tensors) for task in tasks)
 
-    chosen = choose_sites(sites, recipe.router.site, covered, half=half)
+    kinds = () if _reads_text(base) else IMAGE_KINDS
+    chosen = choose_sites(sites, recipe.router.site, covered, half=half, kinds=kinds)
     random = _reads_text(base) and bool(_random_starts(chosen, bases, base))
     if recipe.router.site == "auto" and random:
         least = min(map(covered, chosen))
-        chosen = [site for site in choose_sites(sites, "auto", letters="AOMD") if covered(site) >= least]
+        chosen = [site for site in choose_sites(sites, "auto", kinds=("AOMD",)) if covered(site) >= least]
     token = recipe.router.token
     if token == "auto":
         token = "mean_and_last" if is_decoder(base) and random else "mean"
@@ -90,7 +94,13 @@ def _fitted(bundle: Bundle, kind: str) -> dict[str, TensorInfo]:
 
 
 def subspaces_of(
-    voters: list[Voter], bases: SiteBases, options: RouterOptions, first_pass: FirstPass, processor: Path
+    voters: list[Voter],
+    bases: SiteBases,
+    options: RouterOptions,
+    first_pass: FirstPass,
+    processor: Path,
+    *,
+    second: bool = False,
 ) -> list[ProjectionRouter]:
     """The tasks' subspaces for each voter, which are the router that needs no data; tokens of one site share it.
 
@@ -102,6 +112,7 @@ def subspaces_of(
         options: how residuals are scored, and what they are compared with.
         first_pass: the pass that the voters look at.
         processor: the bundle's folder of the tokenizer, which empty prompts are made with.
+        second: whether they are a second look's, which has to tell apart what looks alike.
     """
     sites = {voter.site.name: voter.site for voter in voters}
     random = _compared(options, [*sites.values()], bases, first_pass.model)
@@ -109,7 +120,7 @@ def subspaces_of(
         # A pass of its own, made when the first input is routed: whoever names the task of every input need not wait for it.
         neutral = cache(partial(_references, options, first_pass, processor))
         return [_neutral_router(bases, v.site, random, partial(_item, neutral, i)) for i, v in enumerate(voters)]
-    made = {name: site_router(bases, site, options.score) for name, site in sites.items()}
+    made = {name: site_router(bases, site, options.score, second=second) for name, site in sites.items()}
     return [made[voter.site.name] for voter in voters]
 
 
@@ -164,14 +175,20 @@ def _random_starts(sites: list[Site], bases: SiteBases, model: PreTrainedModel) 
 
 
 def site_router(
-    bases: SiteBases, site: Site, score: Score = "residual", tasks: Sequence[int] | None = None
+    bases: SiteBases, site: Site, score: Score = "residual", tasks: Sequence[int] | None = None, *, second: bool = False
 ) -> ProjectionRouter:
-    """The router that needs no data, from the singular vectors of all tasks at a site, or of some."""
+    """The router that needs no data, from the singular vectors of all tasks at a site, or of some.
+
+    A second look goes without what half of the tasks share: tasks that look alike lie in it alike.
+    """
     targets = bases.tensors.targets
     chosen = [targets[task] for task in (range(len(targets)) if tasks is None else tasks)]
     distinct = list(dict.fromkeys(chosen))
     rows = bases.common(distinct, site)
     own = without_common(rows)
+    alike = own is not rows
+    if second and not alike and len(distinct) >= _ENOUGH:
+        own = without_shared(rows)
     places = [distinct.index(target) for target in chosen]
     first = [places.index(place) for place in places]
-    return ProjectionRouter([own[place] for place in places], score, alike=own is not rows, targets=first)
+    return ProjectionRouter([own[place] for place in places], score, alike=alike, targets=first)
