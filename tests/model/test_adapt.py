@@ -17,7 +17,7 @@ from massmerge.bundle.reader import Bundle
 from massmerge.cli.main import main
 from massmerge.merging.verify import verify_bundle
 from massmerge.model.adapt import WAYS, adapt
-from models import contents, image_bundle, text_bundle
+from models import contents, image_bundle, text_bundle, with_options
 
 MIXED = [text for texts in inputs(12).values() for text in texts]
 
@@ -74,7 +74,9 @@ def test_the_reservoir_of_another_bundle_is_refused(bundle, tmp_path):
 
 def test_images_are_adapted_to_with_both_looks(root, tmp_path, monkeypatch, agreeing):
     monkeypatch.setattr(adapting, "LEAST", 10)
-    bundle = shutil.copytree(image_bundle(root), tmp_path / "bundle")
+    bundle = with_options(
+        image_bundle(root), tmp_path / "bundle", router={"token": "both"}
+    )  # or one voter of two blocks
     images = vit_images(massmerge.load(bundle))
     done = adapt(bundle, images)
     model = massmerge.load(bundle)

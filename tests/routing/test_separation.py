@@ -14,6 +14,7 @@ from massmerge.routing.separation import (
     routing_targets,
     separation,
     without_common,
+    without_shared,
 )
 from models import FAMILIES, write_recipe, write_shifted
 
@@ -223,3 +224,13 @@ def test_many_tasks_lie_to_each_other_as_a_product_of_each_two_says(monkeypatch)
             expected = (a @ b.mT).square().sum() / min(len(a), len(b))
             assert overlap[i, j] == pytest.approx(float(expected), abs=1e-5)
     assert overlap.equal(overlap.mT)
+
+
+def test_what_half_of_the_tasks_share_goes_whether_they_are_alike_or_not():
+    torch.manual_seed(0)
+    rows = torch.linalg.qr(torch.randn(24, 13)).Q.mT
+    shared, own = rows[:1], rows[1:].split(3)
+    bases = [torch.cat([shared, own[0]]), torch.cat([shared, own[1]]), torch.cat([shared, own[2]]), own[3]]
+    assert all(a is b for a, b in zip(without_common(bases), bases, strict=True))
+    for left, expected in zip(without_shared(bases), own, strict=True):
+        assert torch.allclose(left.mT @ left, expected.mT @ expected, atol=1e-5)
