@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 Limits = Mapping[str, tuple[int, ...]]
 """For each matrix the highest rank that each task's delta can have, 0 for a task that does not change it."""
 
-# Rough speeds of one core, for the estimate of time: products and the partial eigensolver, in operations a second.
-PRODUCT_SPEED, EIGEN_SPEED, DISK_SPEED = 60e9, 12e9, 400e6
-THIN_SPEED, TENSOR_SECONDS = 15e9, 1e-3  # QR of thin matrices; reading two tensors and an SVD of a few rows
+# Rough speeds of one core, for the estimate of time: products and the partial eigensolver, in operations a second, and files
+# that are read or written and hashed, in bytes.
+PRODUCT_SPEED, EIGEN_SPEED, DISK_SPEED = 60e9, 12e9, 1e9
+THIN_SPEED, TENSOR_SECONDS = 15e9, 3e-4  # QR of thin matrices; reading two tensors and an SVD of a few rows
 ENTRY_SECONDS = 4e-9  # to read a number of an expert, subtract the base's and add up
+_START = 0.2  # opening sources, and what else every merge does
 _LIBRARIES = 500_000_000  # resident memory of the interpreter with torch and transformers
 
 
@@ -57,7 +59,7 @@ def merge_seconds(
                 total += 2 * m * n * small / PRODUCT_SPEED + 1.4 * small**3 / EIGEN_SPEED
                 total += 2 * t.nbytes / DISK_SPEED  # an expert is hashed, then read, compared and subtracted
         total += 2 * (sum(t.ranks) ** 2) * (m + n) / PRODUCT_SPEED
-    return round(total / workers + 3 * (sizes.counted - (not base_read) * sizes.base) / DISK_SPEED + 0.5, 1)
+    return round(total / workers + 3 * (sizes.counted - (not base_read) * sizes.base) / DISK_SPEED + _START, 1)
 
 
 def entrywise_seconds(tensors: list[TensorPlan], sizes: Sizes, looks: int, workers: int) -> float:
@@ -70,7 +72,7 @@ def entrywise_seconds(tensors: list[TensorPlan], sizes: Sizes, looks: int, worke
         workers: how many work at once.
     """
     entries = sum(math.prod(t.shape) * sum(rank > 0 for rank in t.ranks) for t in tensors)
-    return round(ENTRY_SECONDS * entries * (1 + looks) / workers + sizes.base / DISK_SPEED + 0.5, 1)
+    return round(ENTRY_SECONDS * entries * (1 + looks) / workers + sizes.base / DISK_SPEED + _START, 1)
 
 
 def _is_thin(t: TensorPlan) -> Callable[[int], bool]:
