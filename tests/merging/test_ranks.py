@@ -81,7 +81,10 @@ def test_ranks_by_rule(rule, ranks):
     assert ranks_by_rule([matrix()], rule) == {"weight": ranks}
 
 
-@pytest.mark.parametrize(("shape", "tasks", "small"), [((2, 32), 3, True), ((32, 2), 3, True), ((2, 32), 2, False)])
+@pytest.mark.parametrize(
+    ("shape", "tasks", "small"),
+    [((2, 32), 3, True), ((32, 2), 3, True), ((2, 32), 2, False), ((384, 768), 1000, False)],
+)
 def test_a_matrix_is_too_small_with_fewer_rows_or_columns_than_tasks(shape, tasks, small):
     assert too_small(shape, tasks) is small
 

@@ -79,7 +79,7 @@ def _summary(made: Plan) -> str:
     apart = made.apart / made.sizes.base
     text = (
         f"{about}{made.sizes.ratio:.2f} times the base, the experts as they are {apart:.2f} times; "
-        f"peak memory about {size(made.peak_memory)}, time about {seconds(made.seconds)}"
+        f"peak memory about {size(made.peak_memory)}, time about {seconds(max(1.0, made.seconds))}"
     )
     if made.method == "mass" and made.sizes.counted > _SAVES * made.apart:
         text += "\nThis saves no space. Lower `merge.budget`, or merge more tasks: they share the budget."

@@ -12,6 +12,7 @@ import torch
 
 from massmerge.bundle.encoding import SMALL_SIDE, part_shapes
 
+_NARROW = 64  # rows or columns below which a matrix weighs next to nothing
 _HEADER_ENTRY = 96  # of a safetensors header, without the tensor's name; numbers of up to 12 digits
 
 
@@ -29,12 +30,13 @@ class MatrixSize:
 
 
 def too_small(matrix: tuple[int, int], tasks: int) -> bool:
-    """Whether a matrix has fewer rows or columns than there are tasks, and so not one direction for each.
+    """Whether a narrow matrix has fewer rows or columns than there are tasks, and so not one direction for each.
 
     TSV-M cannot make such directions orthogonal, and `1/T` of the rank is none. These matrices (BERT's two token types)
-    weigh next to nothing: each task's is stored whole, and merges take the mean, whatever the rule for ranks.
+    weigh next to nothing: each task's is stored whole, and merges take the mean, whatever the rule for ranks. Wider ones
+    do weigh: with a thousand adapters of a base that is 768 wide each task has one direction, at least.
     """
-    return min(matrix) < tasks
+    return min(matrix) < min(tasks, _NARROW)
 
 
 def factor_bytes(matrix: MatrixSize, k: int) -> int:
