@@ -26,10 +26,17 @@ class ShapesOnly(TorchFunctionMode):
 
 def shared_copy(module: _M) -> _M:
     """A second tree of the same modules over the same tensors: modules can be replaced in it, no weight is copied."""
-    shared: dict[int, Any] = {id(t): t for t in (*module.parameters(), *module.buffers())}
-    # Configurations are large and never changed; copying them took most of the time.
-    shared |= {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}
-    return copy.deepcopy(module, shared)
+    return copy.deepcopy(module, {id(t): t for t in (*module.parameters(), *module.buffers())} | _configurations(module))
+
+
+def empty_copy(module: _M) -> _M:
+    """A second tree of a model without weights, to be filled. It shares no parameter: torch may fill one in its place."""
+    return copy.deepcopy(module, _configurations(module))
+
+
+def _configurations(module: nn.Module) -> dict[int, Any]:
+    """Configurations are large and never changed; copying them takes most of the time."""
+    return {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}
 
 
 def replace_module(root: nn.Module, path: str, new: nn.Module) -> None:

@@ -23,7 +23,7 @@ from massmerge.errors import InputError, listing
 from massmerge.io.tensor_file import read_header, read_tensor
 from massmerge.io.untrusted import CONFIG, faults_in, refuse
 from massmerge.model.heads.linear import LinearHead
-from massmerge.model.trees import replace_module, shared_copy, widened
+from massmerge.model.trees import empty_copy, replace_module, widened
 
 _NO_TOKEN = -1
 _WEIGHTS = "model.safetensors"
@@ -90,7 +90,7 @@ class ShellHead:
     @cached_property
     def _filled(self) -> tuple[nn.Module, _Stub]:
         """The shell with its weights, and the stub in it; made for the first input, for of many heads few are used."""
-        shell = shared_copy(self._empty)
+        shell = empty_copy(self._empty)
         shell.load_state_dict(self._tensors, strict=False, assign=True)
         return shell.to(self._device), next(module for module in shell.modules() if isinstance(module, _Stub))
 
