@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -320,3 +321,16 @@ def test_another_family_is_calibrated_at_its_own_sites(root, tmp_path):
     rows = rows_of(FAMILIES["gpt2"].make_inputs(3))
     calibrate(tmp_path / "bundle", dict(zip("abc", ([row] for row in rows), strict=True)), kind="nearest")
     assert [r.selected for r in massmerge.load(tmp_path / "bundle").route(rows)] == [["a"], ["b"], ["c"]]
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_a_second_look_goes_without_what_half_of_four_tasks_share(count):
+    torch.manual_seed(0)
+    rows = torch.linalg.qr(torch.randn(24, 13)).Q.mT
+    own = rows[1:].split(3)[:count]
+    bases = [torch.cat([rows[:1], v]) if i < 3 else v for i, v in enumerate(own)]
+    held = SimpleNamespace(tensors=SimpleNamespace(targets=[*range(count)]), common=lambda tasks, site: bases)
+    first, second = (site_router(held, None, second=second) for second in (False, True))
+    assert [len(v) for v in first.bases] == [len(v) for v in bases]
+    assert [len(v) for v in second.bases] == [3 if count == 4 else len(v) for v in bases]
+    assert not second.alike

@@ -232,3 +232,22 @@ def test_a_head_with_another_file_beside_it_has_a_shell_of_its_own(root, tmp_pat
     ShellHead(bundle / "tasks" / "b" / "head", base, shells)
     ShellHead(tmp_path / "head", base, shells)
     assert len(shells) == 2
+
+
+def test_heads_of_one_kind_stay_apart_where_torch_fills_parameters_in_their_place(root):
+    """As on devices whose tensors are of a class of their own."""
+    bundle = family_bundle(root, "bert")
+    base, shells = AutoModel.from_pretrained(bundle / "base").eval(), {}
+    inputs = FAMILIES["bert"].make_inputs(3)
+    swaps = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        with torch.inference_mode():
+            output = base(**inputs)
+        first, second = (ShellHead(bundle / "tasks" / "a" / "head", base, shells) for _ in range(2))
+        second._tensors = {name: tensor + 1 for name, tensor in second._tensors.items()}
+        alone = first(output, inputs)
+        assert not torch.allclose(second(output, inputs), alone)
+        assert torch.equal(first(output, inputs), alone)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(swaps)

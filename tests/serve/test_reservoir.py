@@ -11,7 +11,7 @@ import massmerge.model.adapt as adapting
 from answers import vit_images
 from massmerge.model.adapt import adapt
 from massmerge.serve.reservoir import Reservoir
-from models import image_bundle, text_bundle
+from models import image_bundle, text_bundle, with_options
 
 TEXTS = [
     f"{word} {other}" for word in ["win", "free", "prize", "now", "call"] for other in ["team", "law", "vote", "sad"]
@@ -68,7 +68,10 @@ def test_every_input_has_the_same_chance():
 def test_mass_adapt_takes_what_was_kept(root, tmp_path, monkeypatch):
     monkeypatch.setattr(adapting, "LEAST", 10)
     monkeypatch.setattr(adapting, "better", lambda before, after, tasks: True)
-    for name, bundle in (("text", text_bundle(root)), ("image", image_bundle(root))):
+    image = with_options(
+        image_bundle(root), tmp_path / "voters", router={"token": "both"}
+    )  # or one voter of two blocks
+    for name, bundle in (("text", text_bundle(root)), ("image", image)):
         kept = Reservoir(tmp_path / f"{name}.safetensors", 16)
         model = watched(bundle, kept)
         model.predict(TEXTS if name == "text" else vit_images(model))

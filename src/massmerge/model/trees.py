@@ -26,7 +26,9 @@ class ShapesOnly(TorchFunctionMode):
 
 def shared_copy(module: _M) -> _M:
     """A second tree of the same modules over the same tensors: modules can be replaced in it, no weight is copied."""
-    return copy.deepcopy(module, {id(t): t for t in (*module.parameters(), *module.buffers())} | _configurations(module))
+    return copy.deepcopy(
+        module, {id(t): t for t in (*module.parameters(), *module.buffers())} | _configurations(module)
+    )
 
 
 def empty_copy(module: _M) -> _M:
