@@ -28,10 +28,10 @@ def bundle(root, tmp_path) -> Path:
     return Path(shutil.copytree(text_bundle(root), tmp_path / "bundle"))
 
 
-def refusals(bundle: Path) -> dict[str, str]:
+def refusals(bundle: Path, *, verify: bool = True) -> dict[str, str]:
     """What each way to open a bundle says; all of them must refuse it."""
     found = {}
-    for command in (["predict", bundle, "some text"], ["inspect", bundle], ["verify", bundle]):
+    for command in (["predict", bundle, "some text"], ["inspect", bundle], *([["verify", bundle]] if verify else [])):
         done = CliRunner().invoke(main, [str(part) for part in command])
         assert done.exit_code == 2, (command, done.output, done.exception)
         found[command[0]] = done.output
@@ -95,6 +95,26 @@ def test_a_configuration_that_names_code_or_endless_sizes_is_refused_with_its_fi
         assert file in said and words in said
 
 
+DEEP = '{"a":' * 400 + "1" + "}" * 400
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("base/config.json", DEEP, "nested in more than 50 levels"),
+        ("tasks/spam/head/config.json", DEEP, "nested in more than 50 levels"),
+        ("tasks/spam/head/config.json", "{", "not valid JSON"),
+        ("tasks/spam/head/config.json", "[]", "no JSON object"),
+        ("tasks/spam/labels.json", "[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_json_of_no_sense_or_endless_depth_is_refused_with_its_file(bundle, file, text, words):
+    (bundle / file).write_text(text)
+    resign(bundle)
+    for said in refusals(bundle, verify=words.startswith("nested in")).values():
+        assert file in said and words in said
+
+
 @pytest.mark.parametrize(
     "name", ["processor/evil.py", "base/modeling_evil.py", "custom_generate/generate.py", "base/pytorch_model.bin",
              "base/adapter_config.json", "tasks/spam/head/lib.so"],
@@ -137,6 +157,15 @@ def test_a_static_merge_with_code_is_refused(tmp_path):
     edit(out / "config.json", _attn_implementation=KERNEL)
     resign(out)
     with pytest.raises(InputError, match=KERNEL):
+        massmerge.StaticModel(out)
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"0": "no"}', "[]"])
+def test_a_static_merge_whose_labels_are_none_is_refused_with_the_file(tmp_path, text):
+    out = massmerge.merge(write_family(tmp_path, "bert", {"red": 2}, method="average"), tmp_path / "out", workers=1)
+    (out / "heads/red/labels.json").write_text(text)
+    resign(out)
+    with pytest.raises(InputError, match=r"heads/red/labels\.json: not "):
         massmerge.StaticModel(out)
 
 
@@ -189,6 +218,17 @@ def test_objects_of_transformers_are_opened_in_one_place_alone():
         "checkpoints/pretrained.py": {"from_pretrained", "from_config"},
         "checkpoints/stores.py": {"torch.load"},  # for tensors alone
     }
+
+
+OWN_JSON = {  # what these read, this program has written; or they say themselves what is wrong with it
+    "cli/demo/base.py", "cli/demo/folder.py", "cli/demo/text.py", "cli/generate.py", "evaluation/experts.py", "io/row_files.py", "io/rows.py", "io/spool.py", "io/tensor_file.py",
+    "merging/plan.py", "merging/write.py", "model/row_job.py", "research/studies/cells.py",
+}  # fmt: skip
+
+
+def test_json_that_others_wrote_is_read_in_one_place_that_knows_its_traps():
+    found = {p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if "json.loads" in p.read_text("utf-8")}
+    assert found == {"io/json_file.py", *OWN_JSON}
 
 
 def test_everything_that_is_opened_there_is_told_to_trust_nothing():

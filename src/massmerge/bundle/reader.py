@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,7 +31,7 @@ from massmerge.bundle.layout import (
     task_folder,
 )
 from massmerge.bundle.manifest import find_damage, read_manifest
-from massmerge.bundle.problem_types import read_problem
+from massmerge.bundle.problem_types import read_labels, read_problem
 from massmerge.checkpoints.backbone import auto_class, language_class
 from massmerge.checkpoints.pretrained import pretrained_config
 from massmerge.errors import DamageError, InputError, listing
@@ -167,15 +166,7 @@ class Bundle:
 
     def _labels(self, home: str) -> tuple[str, ...] | None:
         name = f"{home}/{LABELS}"
-        if name not in self.manifest["files"]:
-            return None
-        try:
-            labels = json.loads(self.file(name).read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{self.path / name}: not valid JSON ({error}). Merge again.") from None
-        if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
-            raise InputError(f"{self.path / name}: not a list of label names. Merge again.")
-        return tuple(labels)
+        return read_labels(self.file(name)) if name in self.manifest["files"] else None
 
     @property
     def ranks(self) -> dict[str, list[int]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from massmerge.checkpoints.sentence_folder import backbone_folder
 from massmerge.checkpoints.stores import WEIGHTS, weight_names
 from massmerge.errors import InputError
+from massmerge.io.json_file import read_json
 from massmerge.io.remote import RemoteFile, list_files, look_up
 from massmerge.io.remote_cache import fetch, revision_of
 from massmerge.io.shards import INDEX
@@ -84,7 +84,7 @@ def _shards(address: str, folder: Path, listed: dict[str, RemoteFile]) -> dict[s
     for index in folder.rglob(f"*{INDEX}"):
         home = index.parent.relative_to(folder)
         try:
-            names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+            names = {str(name) for name in read_json(index)["weight_map"].values()}
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # who opens the index will say so
         for name in names:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from massmerge.errors import InputError, listing
+from massmerge.io.json_file import read_json
 
 if TYPE_CHECKING:  # names of files are asked for where torch is not needed
     from massmerge.io.tensor_file import TensorInfo
@@ -52,8 +53,8 @@ def shard_names(index: Path) -> list[str]:
         InputError: it cannot be read, or names none, or files elsewhere.
     """
     try:
-        names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        names = sorted({str(name) for name in read_json(index)["weight_map"].values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{index}: not a weight index ({error!r}). Download or save the checkpoint again.") from None
     if not names:
         raise InputError(f"{index}: names no shards. Download or save the checkpoint again.")
