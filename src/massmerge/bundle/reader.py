@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from massmerge.bundle.download import find_bundle
@@ -34,7 +36,7 @@ from massmerge.bundle.manifest import find_damage, read_manifest
 from massmerge.bundle.problem_types import read_labels, read_problem
 from massmerge.checkpoints.backbone import auto_class, language_class
 from massmerge.checkpoints.pretrained import pretrained_config
-from massmerge.errors import DamageError, InputError, listing
+from massmerge.errors import DamageError, InputError, MassError, listing
 from massmerge.io.shards import shard_names
 from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
 from massmerge.linalg.factors import Factors
@@ -85,6 +87,19 @@ class Bundle:
         """Raise an error that lists what is not as the manifest says."""
         if faults:
             raise DamageError(f"{self.path}: damaged:{listing(faults)}\n  Merge again, or copy the bundle again.")
+
+    @contextmanager
+    def in_words(self) -> Iterator[None]:
+        """A bundle whose parts do not go together can fail anywhere; who opens it is told that it is the bundle."""
+        try:
+            yield
+        except (MassError, OSError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise InputError(
+                f"{self.path}: its parts do not go together ({reason}). Merge again, or copy the bundle again."
+            ) from error
 
     def damage(
         self, progress: Callable[[str], None] = lambda name: None, *, sums: bool | Callable[[str], bool] = True

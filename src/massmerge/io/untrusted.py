@@ -33,7 +33,8 @@ _BUILT_IN = {
     "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
 }
 _MOST_LABELS, _MOST_PARTS, _MOST_PIXELS = 1_000_000, 10_000, 10_000
-_DEEPEST = 50
+_MOST_BEAMS, _DEEPEST = 1000, 50
+_BEAMS = ("num_beams", "num_beam_groups", "num_return_sequences")
 _SIDES = ("height", "width", "shortest_edge")
 
 
@@ -94,4 +95,6 @@ def _limit(key: str) -> float:
         return _MOST_LABELS
     if "layer" in key or "depth" in key:
         return _MOST_PARTS
+    if key in _BEAMS:
+        return _MOST_BEAMS
     return _MOST_PIXELS if key in _SIDES else math.inf
