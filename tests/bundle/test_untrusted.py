@@ -205,6 +205,15 @@ def test_a_static_merge_whose_labels_are_none_is_refused_with_the_file(tmp_path,
         massmerge.StaticModel(out)
 
 
+def test_a_static_merge_whose_head_does_not_fit_is_refused(tmp_path):
+    out = massmerge.merge(write_family(tmp_path, "bert", {"red": 2}, method="average"), tmp_path / "out", workers=1)
+    file = out / "heads/red/head/model.safetensors"
+    save_file({name: tensor[:1].clone() for name, tensor in load_file(file).items()}, file)
+    resign(out)
+    with pytest.raises(InputError, match="its parts do not go together"):
+        massmerge.StaticModel(out)
+
+
 def test_what_became_of_a_configuration_is_looked_at_again_before_a_model_is_built():
     config = FAMILIES["bert"].make_config()
     config._attn_implementation = KERNEL

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from massmerge.bundle.factors import refuse_misfits
 from massmerge.bundle.layout import FIXED, ROUTER, factors_name
-from massmerge.bundle.reader import Bundle
+from massmerge.bundle.reader import Bundle, opened_in_words
 from massmerge.checkpoints import Source
 from massmerge.checkpoints.backbone import load_config
 from massmerge.checkpoints.skeleton import build
@@ -89,7 +89,7 @@ def inspect_bundle(bundle: Bundle | str | Path, *, plot: str | Path | None = Non
         InputError: not a bundle, or the name of the plot ends otherwise.
     """
     bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
-    with bundle.in_words():
+    with opened_in_words(bundle.path):
         report = _inspection(bundle)
     if plot is not None:
         plot_inspection(report, plot)

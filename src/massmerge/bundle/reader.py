@@ -44,6 +44,18 @@ from massmerge.recipe import ProblemType, Recipe
 from massmerge.routing.separation import delta_cosines
 
 
+@contextmanager
+def opened_in_words(path: Path) -> Iterator[None]:
+    """What was merged can fail anywhere if its parts do not go together; who opens it is told that it is the folder."""
+    try:
+        yield
+    except (MassError, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"{path}: its parts do not go together ({reason}). Merge again, or copy it again.") from error
+
+
 @dataclass(frozen=True)
 class BundleTask:
     """A task as the manifest describes it."""
@@ -87,19 +99,6 @@ class Bundle:
         """Raise an error that lists what is not as the manifest says."""
         if faults:
             raise DamageError(f"{self.path}: damaged:{listing(faults)}\n  Merge again, or copy the bundle again.")
-
-    @contextmanager
-    def in_words(self) -> Iterator[None]:
-        """A bundle whose parts do not go together can fail anywhere; who opens it is told that it is the bundle."""
-        try:
-            yield
-        except (MassError, OSError, MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise InputError(
-                f"{self.path}: its parts do not go together ({reason}). Merge again, or copy the bundle again."
-            ) from error
 
     def damage(
         self, progress: Callable[[str], None] = lambda name: None, *, sums: bool | Callable[[str], bool] = True

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from massmerge.bundle.damage import DamageWatch
 from massmerge.bundle.factors import TaskTensors
-from massmerge.bundle.reader import Bundle
+from massmerge.bundle.reader import Bundle, opened_in_words
 from massmerge.checkpoints.skeleton import Skeleton, Slot
 from massmerge.errors import InputError
 from massmerge.io.collector import collector_paused
@@ -134,7 +134,7 @@ def _watched(
     bundle = Bundle(path, check=False)
     watch = DamageWatch(bundle, first=check is True) if check else None
     try:
-        with collector_paused(), bundle.in_words():
+        with collector_paused(), opened_in_words(bundle.path):
             model = make(bundle, watch)
     except Exception:
         if watch:  # what went wrong with a damaged bundle is the damage, whatever error came of it
