@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from massmerge.checkpoints.sentence_folder import backbone_folder
 from massmerge.checkpoints.stores import WEIGHTS, weight_names
 from massmerge.errors import InputError
-from massmerge.io.json_file import read_json
 from massmerge.io.remote import RemoteFile, list_files, look_up
 from massmerge.io.remote_cache import fetch, revision_of
-from massmerge.io.shards import INDEX
+from massmerge.io.shards import INDEX, shard_names
 
 _SMALL = (".json", ".txt", ".model", ".jinja", ".md")
 _SMALL_LIMIT, _MOST_SMALL = 100_000_000, 200  # bytes of a file that is no weights; how many of them
@@ -83,12 +83,9 @@ def _shards(address: str, folder: Path, listed: dict[str, RemoteFile]) -> dict[s
     found = {}
     for index in folder.rglob(f"*{INDEX}"):
         home = index.parent.relative_to(folder)
-        try:
-            names = {str(name) for name in read_json(index)["weight_map"].values()}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # who opens the index will say so
-        for name in names:
-            place = (home / name).as_posix()
-            if Path(name).name == name and place not in listed and (file := look_up(f"{address}/{place}")):
-                found[place] = file
+        with suppress(InputError):  # who opens the index will say so
+            for name in shard_names(index):
+                place = (home / name).as_posix()
+                if place not in listed and (file := look_up(f"{address}/{place}")):
+                    found[place] = file
     return found
