@@ -65,5 +65,7 @@ def test_a_gguf_file_that_lacks_what_it_describes_is_refused_and_nothing_is_writ
 
 def test_what_is_at_the_target_of_a_gguf_file_stays(tmp_path):
     (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
     with pytest.raises(InputError, match="already exists"):
         write_plain(write_gguf(tmp_path / "small.gguf", 1), tmp_path / "out")
+    assert (tmp_path / "out" / "mine.txt").read_text() == "mine"

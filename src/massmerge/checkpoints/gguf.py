@@ -42,10 +42,10 @@ def write_plain(file: str | Path, target: str | Path) -> None:
         import gguf  # noqa: F401
     except ImportError:
         raise MassError("GGUF files need the package gguf: pip install 'massmerge[gguf]'") from None
-    file = Path(file)
+    file, target = Path(file), Path(target)
     if not file.is_file():
         raise InputError(f"{file}: no such file.")
-    if Path(target).exists():
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise InputError(f"{target}: already exists. Choose another folder.")
     model, tokenizer = pretrained_gguf(file)
     # A model that was read from a GGUF file refuses to be saved, so its weights go into a new one.
@@ -55,6 +55,6 @@ def write_plain(file: str | Path, target: str | Path) -> None:
     plain: Any = type(model)(config)
     plain.load_state_dict(model.state_dict())
     plain.generation_config = GenerationConfig.from_model_config(config)
-    with drafted_folder(Path(target)) as draft:
+    with drafted_folder(target) as draft:
         plain.save_pretrained(draft)
         tokenizer.save_pretrained(draft)
