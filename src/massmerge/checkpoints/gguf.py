@@ -42,7 +42,8 @@ def write_plain(file: str | Path, target: str | Path) -> None:
         import gguf  # noqa: F401
     except ImportError:
         raise MassError("GGUF files need the package gguf: pip install 'massmerge[gguf]'") from None
-    file, target = Path(file), Path(target)
+    file = Path(file)
+    target = Path(target)
     if not file.is_file():
         raise InputError(f"{file}: no such file.")
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
