@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 
 import massmerge
 from attacks import edit, resign
@@ -17,6 +19,7 @@ from massmerge import InputError
 from massmerge.checkpoints.pretrained import empty_model, model_class
 from massmerge.cli.main import main
 from models import FAMILIES, image_bundle, text_bundle, write_family
+from writers import chat_bundle
 
 PACKAGE = Path(massmerge.__file__).parent
 KERNEL = "evil/attention"
@@ -28,10 +31,10 @@ def bundle(root, tmp_path) -> Path:
     return Path(shutil.copytree(text_bundle(root), tmp_path / "bundle"))
 
 
-def refusals(bundle: Path) -> dict[str, str]:
+def refusals(bundle: Path, *, verify: bool = True) -> dict[str, str]:
     """What each way to open a bundle says; all of them must refuse it."""
     found = {}
-    for command in (["predict", bundle, "some text"], ["inspect", bundle], ["verify", bundle]):
+    for command in (["predict", bundle, "some text"], ["inspect", bundle], *([["verify", bundle]] if verify else [])):
         done = CliRunner().invoke(main, [str(part) for part in command])
         assert done.exit_code == 2, (command, done.output, done.exception)
         found[command[0]] = done.output
@@ -86,12 +89,33 @@ def test_code_in_a_bundle_does_not_run_when_the_first_text_on_standard_input_say
         ("tasks/spam/head/config.json", {"num_labels": 1_000_000_000}, "num_labels"),
         ("tasks/spam/head/config.json", {"num_labels": 1e9}, "num_labels"),
         ("base/config.json", {"num_hidden_layers": 1_000_000_000}, "num_hidden_layers"),
+        ("base/generation_config.json", {"num_beams": 1_000_000}, "num_beams"),
     ],
 )
 def test_a_configuration_that_names_code_or_endless_sizes_is_refused_with_its_file(bundle, file, fields, words):
     edit(bundle / file, **fields)
     resign(bundle)
     for said in refusals(bundle).values():
+        assert file in said and words in said
+
+
+DEEP = '{"a":' * 400 + "1" + "}" * 400
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("base/config.json", DEEP, "nested in more than 50 levels"),
+        ("tasks/spam/head/config.json", DEEP, "nested in more than 50 levels"),
+        ("tasks/spam/head/config.json", "{", "not valid JSON"),
+        ("tasks/spam/head/config.json", "[]", "no JSON object"),
+        ("tasks/spam/labels.json", "[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_json_of_no_sense_or_endless_depth_is_refused_with_its_file(bundle, file, text, words):
+    (bundle / file).write_text(text)
+    resign(bundle)
+    for said in refusals(bundle, verify=words.startswith("nested in")).values():
         assert file in said and words in said
 
 
@@ -106,11 +130,43 @@ def test_a_bundle_with_files_that_no_merge_writes_is_refused(bundle, name):
     assert all(name in said for said in refusals(bundle).values())
 
 
+@pytest.mark.parametrize(
+    "change", [lambda t: t * torch.nan, lambda t: t * 1e38, lambda t: t[:0], lambda t: t.flatten()]
+)
+def test_factors_that_are_none_are_refused_by_whatever_reads_them(bundle, change):
+    file = bundle / "tasks/spam/factors.safetensors"
+    save_file({name: change(tensor).clone() for name, tensor in load_file(file).items()}, file)
+    resign(bundle)
+    for said in refusals(bundle, verify=False).values():
+        assert "do not go together" in said or "do not fit the base" in said
+
+
 def test_an_adapter_beside_the_base_that_the_manifest_does_not_name_is_not_followed(bundle):
     edit(bundle / "base" / "adapter_config.json", base_model_name_or_path="evil/base", peft_type="LORA")
     for check in (True, False):
         with pytest.raises(InputError, match=r"adapter_config\.json"):
             massmerge.load(bundle, check=check)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        (
+            "base/generation_config.json",
+            '{"do_sample": true, "temperature": 0.0}',
+            r"generation_config\.json: .*positive",
+        ),
+        ("base/generation_config.json", '{"stop_strings": [3]}', "stop_strings are texts"),
+        ("processor/chat_template.jinja", "{{ 1 / 0 }}", "chat template does not take these messages"),
+        ("processor/chat_template.jinja", "{{ messages.__class__.__mro__ }}", "chat template does not take these"),
+    ],
+)
+def test_what_a_base_says_of_writing_is_refused_in_words_where_it_makes_no_sense(root, tmp_path, file, text, words):
+    bundle = Path(shutil.copytree(chat_bundle(root), tmp_path / "bundle"))
+    (bundle / file).write_text(text)
+    resign(bundle)
+    with pytest.raises(InputError, match=words):
+        massmerge.load(bundle, check=False).generate(messages=[{"role": "user", "content": "a"}], task="a")
 
 
 def test_an_image_processor_with_code_is_refused(root, tmp_path):
@@ -137,6 +193,24 @@ def test_a_static_merge_with_code_is_refused(tmp_path):
     edit(out / "config.json", _attn_implementation=KERNEL)
     resign(out)
     with pytest.raises(InputError, match=KERNEL):
+        massmerge.StaticModel(out)
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"0": "no"}', "[]"])
+def test_a_static_merge_whose_labels_are_none_is_refused_with_the_file(tmp_path, text):
+    out = massmerge.merge(write_family(tmp_path, "bert", {"red": 2}, method="average"), tmp_path / "out", workers=1)
+    (out / "heads/red/labels.json").write_text(text)
+    resign(out)
+    with pytest.raises(InputError, match=r"heads/red/labels\.json: not "):
+        massmerge.StaticModel(out)
+
+
+def test_a_static_merge_whose_head_does_not_fit_is_refused(tmp_path):
+    out = massmerge.merge(write_family(tmp_path, "bert", {"red": 2}, method="average"), tmp_path / "out", workers=1)
+    file = out / "heads/red/head/model.safetensors"
+    save_file({name: tensor[:1].clone() for name, tensor in load_file(file).items()}, file)
+    resign(out)
+    with pytest.raises(InputError, match="its parts do not go together"):
         massmerge.StaticModel(out)
 
 
@@ -189,6 +263,18 @@ def test_objects_of_transformers_are_opened_in_one_place_alone():
         "checkpoints/pretrained.py": {"from_pretrained", "from_config"},
         "checkpoints/stores.py": {"torch.load"},  # for tensors alone
     }
+
+
+OWN_JSON = {  # what these read, this program has written; or they say themselves what is wrong with it
+    "cli/demo/base.py", "cli/demo/folder.py", "cli/demo/text.py", "evaluation/experts.py", "io/row_files.py",
+    "io/rows.py", "io/spool.py", "io/tensor_file.py", "merging/plan.py", "merging/write.py", "model/row_job.py",
+    "research/studies/cells.py",
+}  # fmt: skip
+
+
+def test_json_that_others_wrote_is_read_in_one_place_that_knows_its_traps():
+    found = {p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if "json.loads" in p.read_text("utf-8")}
+    assert found == {"io/json_file.py", *OWN_JSON}
 
 
 def test_everything_that_is_opened_there_is_told_to_trust_nothing():

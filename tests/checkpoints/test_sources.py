@@ -217,7 +217,10 @@ def test_a_remote_adapter_without_a_readable_header_is_refused_by_name(tmp_path,
         source.store("adapter_model", "adapter_model")
 
 
-@pytest.mark.parametrize(("text", "words"), [("{", "not valid JSON"), ("[]", "holds no JSON object")])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "not valid JSON"), ("[]", "holds no JSON object"), ('{"a":' * 100_000, "not valid JSON .nested too deeply")],
+)
 def test_a_json_file_that_is_none_is_refused_by_name(tmp_path, text, words):
     (tmp_path / "adapter_config.json").write_text(text)
     with pytest.raises(InputError, match=rf"adapter_config\.json: {words}"):

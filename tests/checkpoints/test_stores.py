@@ -182,10 +182,16 @@ def write_index(folder, shards):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
 
 
-@pytest.mark.parametrize("shard", ["../x.safetensors", "/x.safetensors", "sub/x.safetensors"])
+@pytest.mark.parametrize("shard", ["../x.safetensors", "/x.safetensors", "sub/x.safetensors", ".."])
 def test_an_index_that_points_outside_the_folder_is_refused(tmp_path, shard):
     write_index(tmp_path, [shard])
     with pytest.raises(InputError, match=r"index\.json: names a shard outside of its folder"):
+        open_folder(tmp_path)
+
+
+def test_an_index_of_endless_shards_is_refused_before_any_is_looked_for(tmp_path):
+    write_index(tmp_path, [f"{i}.safetensors" for i in range(10_001)])
+    with pytest.raises(InputError, match=r"index\.json: names 10,001 shards"):
         open_folder(tmp_path)
 
 
@@ -196,7 +202,7 @@ def test_missing_shards_are_all_listed(tmp_path):
         open_folder(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": []}'])
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": []}', "[" * 100_000])
 def test_an_index_that_is_none_is_refused_by_name(tmp_path, text):
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(InputError, match=r"index\.json: not a weight index"):

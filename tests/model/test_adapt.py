@@ -17,6 +17,7 @@ from massmerge.bundle.reader import Bundle
 from massmerge.cli.main import main
 from massmerge.merging.verify import verify_bundle
 from massmerge.model.adapt import WAYS, adapt
+from massmerge.model.router_file import FittedRouter, replace_router
 from models import contents, image_bundle, text_bundle, with_options
 
 MIXED = [text for texts in inputs(12).values() for text in texts]
@@ -70,6 +71,23 @@ def test_the_reservoir_of_another_bundle_is_refused(bundle, tmp_path):
     save_file({"x": torch.zeros(40, 3)}, tmp_path / "kept.safetensors")
     with pytest.raises(InputError, match="not the reservoir of a service with this bundle"):
         adapt(bundle, tmp_path / "kept.safetensors")
+
+
+def test_kept_inputs_that_are_no_numbers_are_left_out(bundle, tmp_path, agreeing):
+    model = massmerge.load(bundle)
+    looks = [look for look in (model.stages.first, model.stages.second) if look is not None]
+    kept = {v.name: torch.randn(40, v.site.width) for look in looks for v in look.voters}
+    kept[looks[0].voters[0].name][3] = torch.inf
+    save_file(kept, tmp_path / "kept.safetensors")
+    assert adapt(bundle, tmp_path / "kept.safetensors").inputs == 39
+
+
+def test_a_router_that_is_no_numbers_is_not_written(bundle):
+    before = contents(bundle)
+    fitted = FittedRouter("linear", {"linear.weight": torch.tensor([1.0, torch.nan])})
+    with pytest.raises(InputError, match="NaN or infinity, so the bundle stays as it is"):
+        replace_router(bundle, lambda path: (None, fitted))
+    assert contents(bundle) == before
 
 
 def test_images_are_adapted_to_with_both_looks(root, tmp_path, monkeypatch, agreeing):

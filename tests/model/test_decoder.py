@@ -13,6 +13,7 @@ from massmerge.model.answers import Routing
 from massmerge.model.decode import StepDecoder
 from massmerge.model.decode.pieces import GrowingText
 from massmerge.model.speed import lengths
+from massmerge.model.stop_strings import StopStrings
 from writers import NEW, dense_tokens, dense_writer, letter_tokenizer, prompts, writer_bundle
 
 KINDS = ["gpt2", "llama untied"]
@@ -235,6 +236,29 @@ def test_texts_end_before_a_stop_string(model, kind):
     beams = loaded.generate("so far", task="a", max_new_tokens=12, stop_strings=[stop], num_beams=2)[0]
     assert stop not in beams.text
     assert "".join(loaded.generate_stream("so far", task="a", max_new_tokens=12, stop_strings=stop)) == found.text
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "ends"),
+    [
+        ("so.", ".", True),
+        ("so. next", "next", True),
+        ("so. next: go", "next", False),  # that was before the last token
+        ("a\nb\n", "\n", True),
+        ("caf\u00e9", "\u00e9", True),  # of two tokens, the first of which is no character
+    ],
+)
+def test_a_stop_string_ends_a_text_with_the_token_that_completes_it(text, stop, ends):
+    tokenizer = letter_tokenizer()
+    found = StopStrings(tokenizer, ["never", stop])(torch.tensor([tokenizer.encode(text)]), None)
+    assert found.tolist() == [ends]
+
+
+def test_a_new_stop_string_is_not_compared_with_every_token_of_the_vocabulary(model, monkeypatch):
+    """As transformers' criterion does, for minutes: clients of the service make such strings up."""
+    loaded = model("gpt2")
+    monkeypatch.setattr(type(loaded.core.reader.processor), "get_vocab", lambda _: pytest.fail("the whole vocabulary"))
+    assert loaded.generate("so far", task="a", max_new_tokens=2, stop_strings=["x" * 200])[0].tokens
 
 
 def test_a_seed_makes_sampling_repeatable_whatever_stands_beside(model):

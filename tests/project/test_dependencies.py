@@ -11,6 +11,8 @@ PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
 SAFE = {
     "torch": "2.10",  # CVE-2025-32434 and CVE-2026-24747: `weights_only` ran code of a pickled expert
     "transformers": "5.5",  # CVE-2026-4372 and CVE-2026-5241: a config.json ran code without being trusted
+    "jinja2": "3.1.6",  # CVE-2024-56326 and CVE-2025-27516: a chat template left its sandbox and ran code
+    "ray": "2.54",  # CVE-2025-62593, CVE-2026-27482: pages in a browser reached the dashboard
     "pillow": "12.3",  # CVE-2026-25990 (PSD), CVE-2026-40192 (FITS), and what 12.3 mended in decoders
     "python-multipart": "0.0.27",  # CVE-2024-53981, CVE-2026-24486, CVE-2026-40347, CVE-2026-42561: bodies that stall
     "starlette": "1.3.1",  # CVE-2025-54121, CVE-2025-62727, CVE-2026-54283: forms and ranges that stall

@@ -190,6 +190,12 @@ def test_the_key_of_this_service_stays_here_and_that_of_the_upstream_goes_on(mon
         assert "authorization" not in behind.asked[-1][1]
 
 
+def test_a_key_of_bytes_that_are_no_ascii_goes_on_as_it_came(proxy, behind):
+    key = "Bearer caf\u00e9".encode("latin-1")
+    assert proxy.client.post(CHAT, json=chat("topic"), headers={"Authorization": key}).status_code == 200
+    assert behind.asked[-1][1]["authorization"].encode("latin-1") == key
+
+
 def test_wrong_options_are_told_with_exit_code_2(root):
     for words, arguments in {
         "give an address": ["--upstream", "localhost:1"],

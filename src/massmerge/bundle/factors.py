@@ -74,10 +74,21 @@ class TaskFile:
         """Shape and type of each factor by the base; none where there is no such matrix, or another factor is missing."""
         matrix = slots[tensor].matrix if tensor in slots else None
         said, vector = self.infos.get(f"{tensor}.u"), self.infos[f"{tensor}.s"]
-        if matrix is None or said is None or len(vector.shape) != 1:
+        if matrix is None or said is None or len(vector.shape) != 1 or not vector.shape[0]:
             return {}
         wanted = part_shapes(matrix, vector.shape[0], said.dtype)
         return wanted if {f"{tensor}.{part}" for part in wanted} <= self.infos.keys() else {}
+
+
+def refuse_misfits(tasks: Mapping[str, TaskFile], slots: Mapping[str, Slot]) -> None:
+    """Refuse factors and whole tensors that the base has no place for.
+
+    Raises:
+        InputError: it lists them.
+    """
+    faults = [f"{name}: {fault}" for name, task in tasks.items() for fault in task.misfits(slots)]
+    if faults:
+        raise InputError(f"the tasks' tensors do not fit the base:{listing(faults)}\n  Merge again.")
 
 
 class TaskTensors:
@@ -138,15 +149,8 @@ class TaskTensors:
         return {name for task in self._tasks for name in task.names()}
 
     def refuse_misfits(self, slots: Mapping[str, Slot]) -> None:
-        """Refuse factors and whole tensors that the base has no place for.
-
-        Raises:
-            InputError: it lists them.
-        """
-        tasks = zip(self.names, self._tasks, strict=True)
-        faults = [f"{name}: {fault}" for name, task in tasks for fault in task.misfits(slots)]
-        if faults:
-            raise InputError(f"the tasks' tensors do not fit the base:{listing(faults)}\n  Merge again.")
+        """As the function of that name."""
+        refuse_misfits(dict(zip(self.names, self._tasks, strict=True)), slots)
 
 
 class _Fetched:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from massmerge.bundle.factors import refuse_misfits
 from massmerge.bundle.layout import FIXED, ROUTER, factors_name
-from massmerge.bundle.reader import Bundle
+from massmerge.bundle.reader import Bundle, opened_in_words
 from massmerge.checkpoints import Source
 from massmerge.checkpoints.backbone import load_config
 from massmerge.checkpoints.skeleton import build
@@ -87,7 +88,9 @@ def inspect_bundle(bundle: Bundle | str | Path, *, plot: str | Path | None = Non
     Raises:
         InputError: not a bundle, or the name of the plot ends otherwise.
     """
-    report = _inspection(bundle if isinstance(bundle, Bundle) else Bundle(bundle))
+    bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
+    with opened_in_words(bundle.path):
+        report = _inspection(bundle)
     if plot is not None:
         plot_inspection(report, plot)
     return report
@@ -154,6 +157,7 @@ def _overlap(bundle: Bundle) -> tuple[list[list[float]] | None, float | None]:
     """How far the tasks' subspaces overlap where inputs are routed, and how far random ones would."""
     base, tasks = bundle.manifest["base"], [task.name for task in bundle.tasks]
     skeleton = build(load_config(Source(base["source"], bundle.base_folder)), base["class"])
+    refuse_misfits({task: bundle.task_file(task) for task in tasks}, skeleton.slots)
     sites = voting_sites(skeleton.model, bundle.recipe.router.site, bundle.ranks, len(tasks))
     if not sites:
         return None, None

@@ -27,6 +27,7 @@ from massmerge.bundle.schema import manifest_fault
 from massmerge.errors import InputError
 from massmerge.io.checksums import file_sha256, xxh128_of
 from massmerge.io.durable import write_text
+from massmerge.io.json_file import read_json
 from massmerge.io.shards import INDEX, WEIGHTS
 from massmerge.io.tensor_file import read_header
 from massmerge.io.untrusted import CONFIGS, refuse_code
@@ -56,7 +57,7 @@ def write_manifest(folder: Path, data: dict[str, Any], known: Mapping[str, FileE
 
 def _layered(path: Path) -> bool:
     """Whether a file describes a head of several layers."""
-    return path.name == LINEAR and "layers" in json.loads(path.read_text(encoding="utf-8"))
+    return path.name == LINEAR and "layers" in read_json(path)
 
 
 def file_entry(path: Path, name: str) -> FileEntry:
@@ -102,9 +103,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MANIFEST_LIMIT:
             raise ValueError(f"{path.stat().st_size} bytes long")
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
         version = data["format_version"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: damaged ({error!r}). Merge again, or copy the bundle again.") from None
     if not isinstance(version, int) or version > FORMAT_VERSION or version < 1:
         raise InputError(

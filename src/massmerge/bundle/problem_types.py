@@ -1,12 +1,12 @@
-"""What a head's outputs mean: one label of several, any number of labels, or a number."""
+"""What a head's outputs mean: one label of several, any number of labels, or a number; and the labels' names."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from massmerge.bundle.layout import LINEAR
 from massmerge.errors import InputError
+from massmerge.io.json_file import read_json, read_object
 from massmerge.recipe import ProblemType
 
 
@@ -29,7 +29,20 @@ def problem_of(said: str | None, outputs: int) -> ProblemType:
 def read_problem(folder: Path, outputs: int) -> ProblemType:
     """The same of a head that was written to a folder."""
     files = (folder / name for name in (LINEAR, "config.json"))
-    options: dict[str, str] = next(
-        (json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()), {}
-    )
+    options = next((read_object(file) for file in files if file.is_file()), {})
     return problem_of(options.get("problem_type"), outputs)
+
+
+def read_labels(path: Path) -> tuple[str, ...]:
+    """The names of a head's labels, in the order of its outputs.
+
+    Raises:
+        InputError: the file holds anything else.
+    """
+    try:
+        labels = read_json(path)
+    except ValueError as error:
+        raise InputError(f"{path}: not valid JSON ({error}). Merge again.") from None
+    if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
+        raise InputError(f"{path}: not a list of label names. Merge again.")
+    return tuple(labels)

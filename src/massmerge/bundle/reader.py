@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from massmerge.bundle.download import find_bundle
@@ -32,15 +33,27 @@ from massmerge.bundle.layout import (
     task_folder,
 )
 from massmerge.bundle.manifest import find_damage, read_manifest
-from massmerge.bundle.problem_types import read_problem
+from massmerge.bundle.problem_types import read_labels, read_problem
 from massmerge.checkpoints.backbone import auto_class, language_class
 from massmerge.checkpoints.pretrained import pretrained_config
-from massmerge.errors import DamageError, InputError, listing
+from massmerge.errors import DamageError, InputError, MassError, listing
 from massmerge.io.shards import shard_names
 from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
 from massmerge.linalg.factors import Factors
 from massmerge.recipe import ProblemType, Recipe
 from massmerge.routing.separation import delta_cosines
+
+
+@contextmanager
+def opened_in_words(path: Path) -> Iterator[None]:
+    """What was merged can fail anywhere if its parts do not go together; who opens it is told that it is the folder."""
+    try:
+        yield
+    except (MassError, OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"{path}: its parts do not go together ({reason}). Merge again, or copy it again.") from error
 
 
 @dataclass(frozen=True)
@@ -167,15 +180,7 @@ class Bundle:
 
     def _labels(self, home: str) -> tuple[str, ...] | None:
         name = f"{home}/{LABELS}"
-        if name not in self.manifest["files"]:
-            return None
-        try:
-            labels = json.loads(self.file(name).read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{self.path / name}: not valid JSON ({error}). Merge again.") from None
-        if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
-            raise InputError(f"{self.path / name}: not a list of label names. Merge again.")
-        return tuple(labels)
+        return read_labels(self.file(name)) if name in self.manifest["files"] else None
 
     @property
     def ranks(self) -> dict[str, list[int]]:

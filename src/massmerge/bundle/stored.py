@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ from massmerge.errors import DamageError, InputError
 from massmerge.io.addresses import hub_id, is_address, join
 from massmerge.io.checksums import file_sha256
 from massmerge.io.durable import drafted
+from massmerge.io.json_file import parse_json
 from massmerge.io.remote import download, look_up, put, remove
 from massmerge.io.remote_cache import cache_folder, staging_path
 
@@ -81,7 +81,7 @@ def published_sha256(address: str) -> str | None:
         return None
     with found.open() as file:
         try:
-            said = json.loads(file.read(_MANIFEST_LIMIT))
+            said = parse_json(file.read(_MANIFEST_LIMIT))
             return str(said["sha256"])
         except (ValueError, KeyError, TypeError):
             return ""

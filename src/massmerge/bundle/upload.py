@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from massmerge.bundle.stored import publish
 from massmerge.errors import DamageError, InputError, listing
 from massmerge.io.addresses import is_address
 from massmerge.io.hub import client_options, hub_errors, is_repository
+from massmerge.io.json_file import read_json
 
 _OTHERS = {".gitattributes", CARD, "LICENSE"}
 """Files that a repository may hold before a bundle comes to it."""
@@ -129,7 +129,7 @@ def _listed_there(api: Any, repo: str, commit: str | None, held: Iterable[str]) 
             )
         return set()
     try:
-        there = json.loads(Path(api.hf_hub_download(repo, MANIFEST, revision=commit)).read_text(encoding="utf-8"))
+        there = read_json(Path(api.hf_hub_download(repo, MANIFEST, revision=commit)))
         return set(there["files"])
     except (ValueError, KeyError, TypeError):
         return set()  # not one of ours any more: it is replaced, and nothing else is touched

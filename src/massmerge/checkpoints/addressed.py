@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -11,7 +11,7 @@ from massmerge.checkpoints.stores import WEIGHTS, weight_names
 from massmerge.errors import InputError
 from massmerge.io.remote import RemoteFile, list_files, look_up
 from massmerge.io.remote_cache import fetch, revision_of
-from massmerge.io.shards import INDEX
+from massmerge.io.shards import INDEX, shard_names
 
 _SMALL = (".json", ".txt", ".model", ".jinja", ".md")
 _SMALL_LIMIT, _MOST_SMALL = 100_000_000, 200  # bytes of a file that is no weights; how many of them
@@ -83,12 +83,9 @@ def _shards(address: str, folder: Path, listed: dict[str, RemoteFile]) -> dict[s
     found = {}
     for index in folder.rglob(f"*{INDEX}"):
         home = index.parent.relative_to(folder)
-        try:
-            names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # who opens the index will say so
-        for name in names:
-            place = (home / name).as_posix()
-            if Path(name).name == name and place not in listed and (file := look_up(f"{address}/{place}")):
-                found[place] = file
+        with suppress(InputError):  # who opens the index will say so
+            for name in shard_names(index):
+                place = (home / name).as_posix()
+                if place not in listed and (file := look_up(f"{address}/{place}")):
+                    found[place] = file
     return found

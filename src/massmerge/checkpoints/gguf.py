@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from massmerge.errors import InputError, MassError
+from massmerge.io.durable import drafted_folder
 
 
 def refuse_gguf(text: str, path: Path) -> None:
@@ -31,7 +32,7 @@ def write_plain(file: str | Path, target: str | Path) -> None:
 
     Raises:
         MassError: the package `gguf` is missing.
-        InputError: transformers cannot read the file.
+        InputError: transformers cannot read the file, weights are missing, or something is at the target.
     """
     from transformers import GenerationConfig
 
@@ -42,8 +43,11 @@ def write_plain(file: str | Path, target: str | Path) -> None:
     except ImportError:
         raise MassError("GGUF files need the package gguf: pip install 'massmerge[gguf]'") from None
     file = Path(file)
+    target = Path(target)
     if not file.is_file():
         raise InputError(f"{file}: no such file.")
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise InputError(f"{target}: already exists. Choose another folder.")
     model, tokenizer = pretrained_gguf(file)
     # A model that was read from a GGUF file refuses to be saved, so its weights go into a new one.
     config = model.config
@@ -52,5 +56,6 @@ def write_plain(file: str | Path, target: str | Path) -> None:
     plain: Any = type(model)(config)
     plain.load_state_dict(model.state_dict())
     plain.generation_config = GenerationConfig.from_model_config(config)
-    plain.save_pretrained(target)
-    tokenizer.save_pretrained(target)
+    with drafted_folder(target) as draft:
+        plain.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)

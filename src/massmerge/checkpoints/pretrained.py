@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 from transformers.utils import logging
 
 from massmerge.checkpoints.stores import weight_files
-from massmerge.errors import InputError
+from massmerge.errors import InputError, listing
 from massmerge.io.tensor_file import read_header
 from massmerge.io.untrusted import (
     CONFIG,
@@ -79,7 +79,8 @@ def pretrained_model(kind: type[Any], folder: Path, dtype: torch.dtype = torch.f
     refuse_code(folder, (GENERATION_CONFIG,))
     if (folder / "adapter_config.json").exists():  # transformers would load the base that it names
         raise InputError(f"{folder}: has an adapter_config.json beside its model. Remove it if you know the model.")
-    _refuse_size(kind, config, folder)
+    held = sum(math.prod(info.shape) for path in weight_files(folder) for info in read_header(path).values())
+    _refuse_size(kind, config, folder / CONFIG, held)
     with in_words(folder, "model"), _in_silence():
         return kind.from_pretrained(
             folder, config=config, dtype=dtype, trust_remote_code=False, local_files_only=True, use_safetensors=True
@@ -91,15 +92,25 @@ def pretrained_gguf(file: Path) -> tuple[PreTrainedModel, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = file.parent
+    given: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     refuse_code(folder, (CONFIG, TOKENIZER_CONFIG, GENERATION_CONFIG))  # which transformers would read beside it
     with in_words(file, "GGUF file"), _in_silence():
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, gguf_file=file.name, trust_remote_code=False, local_files_only=True
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, **given)
+        refuse(file, faults_in(config))
+        _refuse_size(AutoModel, config, file, _gguf_numbers(file))
+        model, said = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, output_loading_info=True, trust_remote_code=False, **given
         )
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, gguf_file=file.name, trust_remote_code=False, local_files_only=True
-        )
+        if lost := sorted(said["missing_keys"]):  # which transformers would fill with random numbers
+            raise InputError(f"{file}: weights are missing:{listing(lost)}\n  Download it again.")
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **given)
     return model, tokenizer
+
+
+def _gguf_numbers(file: Path) -> int:
+    from gguf import GGUFReader
+
+    return sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
 
 
 def pretrained_adapter(peft: Any, model: PreTrainedModel, folder: Path) -> Any:
@@ -136,15 +147,13 @@ def empty_model(config: PretrainedConfig, kind: type[Any] = AutoModel) -> PreTra
         raise InputError(f"transformers cannot build {name}: {_first_line(error)}") from None
 
 
-def _refuse_size(kind: type[Any], config: PretrainedConfig, folder: Path) -> None:
+def _refuse_size(kind: type[Any], config: PretrainedConfig, where: Path, held: int) -> None:
     """Refuse a configuration of a much larger model than its file holds: what the file lacks would be allocated."""
-    held = sum(math.prod(info.shape) for path in weight_files(folder) for info in read_header(path).values())
     model = empty_model(config, kind)
     wanted = sum(t.numel() for t in (*model.parameters(), *model.buffers()))
     if wanted > 2 * held + _SPARE_NUMBERS:
         raise InputError(
-            f"{folder / CONFIG}: describes a model of {wanted:,} numbers, but its file holds {held:,}. "
-            "Download or save it again."
+            f"{where}: describes a model of {wanted:,} numbers, but its file holds {held:,}. Download or save it again."
         )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path, PurePosixPath
 
 from massmerge.errors import InputError
+from massmerge.io.json_file import read_json
 
 MODULES = "modules.json"
 _MOST_MODULES = 100
@@ -33,9 +33,9 @@ def read_modules(path: Path) -> list[tuple[str, str]]:
         InputError: the file is damaged, or names a path outside of its folder.
     """
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = read_json(path)
         found = [(str(entry["type"]).rpartition(".")[2], str(entry["path"])) for entry in entries[:_MOST_MODULES]]
-    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OSError) as error:
         raise InputError(f"{path}: not a list of modules ({error!r}). Download or save it again.") from None
     places = [PurePosixPath(place) for _, place in found]
     if not found or any(place.is_absolute() or ".." in place.parts or "\\" in str(place) for place in places):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from massmerge.checkpoints.stores import HeaderStore, Store, open_file, open_fol
 from massmerge.errors import InputError
 from massmerge.io.addresses import hub_id, is_address
 from massmerge.io.hub import first_line, split_revision
+from massmerge.io.json_file import read_object
 from massmerge.io.remote import RemoteFile
 from massmerge.io.tensor_file import DTYPES, TensorInfo
 
@@ -89,12 +89,12 @@ class Source:
     def around_json(self, name: str) -> dict[str, Any]:
         """A JSON file of the folder that was named; empty if it is not there."""
         path = self.around(name)
-        return {} if path is None else _read_json(path)
+        return {} if path is None else read_object(path)
 
     def json(self, name: str) -> dict[str, Any] | None:
         """A JSON file of the folder as a dictionary, or none."""
         path = self.file(name)
-        return None if path is None else _read_json(path)
+        return None if path is None else read_object(path)
 
     def store(self, stem: str = "model", pickle_stem: str = "pytorch_model") -> Store:
         """The tensors: of the file, of the folder's weights, or the headers of a hub repository."""
@@ -114,16 +114,6 @@ class Source:
             return [self.path]
         inside = self.outer.rglob("*") if self.outer else self.path.iterdir()
         return sorted(p for p in inside if p.suffix in _WEIGHTS_AND_CONFIGS and p.is_file())
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path}: not valid JSON ({error}). Download or save it again.") from None
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: holds no JSON object. Download or save it again.")
-    return data
 
 
 def find_source(text: str, relative_to: Path, *, download: bool, whole: bool = False) -> Source:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -27,6 +26,7 @@ from massmerge.cli.common import (
 )
 from massmerge.cli.writers import choose_format, open_writer
 from massmerge.errors import InputError
+from massmerge.io.json_file import parse_json
 from massmerge.io.rows import NamedInput, read_inputs
 from massmerge.model.answers import Generation
 from massmerge.model.chat import is_conversation
@@ -154,7 +154,7 @@ def _options(given: tuple[str, ...]) -> dict[str, Any]:
         if not equals or not name:
             raise InputError(f"--option {text!r}: write NAME=VALUE, such as num_beams=4.")
         try:
-            options[name] = json.loads(value)
+            options[name] = parse_json(value)
         except ValueError:
             options[name] = {"true": True, "false": False}.get(value.lower(), value)
     reserved = [name for name in options if name in ("task", "batch_size", "unknown", "on_error")]

@@ -28,6 +28,21 @@ def drafted(path: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
 
 
+@contextmanager
+def drafted_folder(path: Path) -> Iterator[Path]:
+    """The same for a folder that is not there yet, or empty."""
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.draft")
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        sync_tree(draft)
+        if path.is_dir():
+            path.rmdir()
+        draft.rename(path)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file; what was there stays until the new one is whole."""
     with drafted(path) as draft:

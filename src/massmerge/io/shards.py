@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from massmerge.errors import InputError, listing
+from massmerge.io.json_file import read_json
 
 if TYPE_CHECKING:  # names of files are asked for where torch is not needed
     from massmerge.io.tensor_file import TensorInfo
 
 STEM = "model"
+_MOST_SHARDS = 10_000
 WEIGHTS = f"{STEM}.safetensors"
 INDEX = ".index.json"
 """What the name of an index ends in, behind that of weights that are not cut."""
@@ -52,11 +54,13 @@ def shard_names(index: Path) -> list[str]:
         InputError: it cannot be read, or names none, or files elsewhere.
     """
     try:
-        names = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        names = sorted({str(name) for name in read_json(index)["weight_map"].values()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{index}: not a weight index ({error!r}). Download or save the checkpoint again.") from None
     if not names:
         raise InputError(f"{index}: names no shards. Download or save the checkpoint again.")
-    if elsewhere := [name for name in names if Path(name).name != name]:
+    if len(names) > _MOST_SHARDS:  # each would be asked for
+        raise InputError(f"{index}: names {len(names):,} shards; the maximum is {_MOST_SHARDS:,}.")
+    if elsewhere := [name for name in names if Path(name).name != name or name == ".."]:
         raise InputError(f"{index}: names a shard outside of its folder:{listing(elsewhere, 5)}")
     return names

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from massmerge.errors import InputError, listing
+from massmerge.io.json_file import read_json
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -32,6 +33,8 @@ _BUILT_IN = {
     "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
 }
 _MOST_LABELS, _MOST_PARTS, _MOST_PIXELS = 1_000_000, 10_000, 10_000
+_MOST_BEAMS, _DEEPEST = 1000, 50
+_BEAMS = ("num_beams", "num_beam_groups", "num_return_sequences")
 _SIDES = ("height", "width", "shortest_edge")
 
 
@@ -44,14 +47,8 @@ def refuse_code(folder: Path, names: Sequence[str] = CONFIGS) -> None:
     for name in names:
         path = folder / name
         if path.is_file():
-            refuse(path, faults_in(_read(path)))
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        return None  # damaged: nothing comes of it, and who opens it will say so
+            with suppress(ValueError):  # damaged: nothing comes of it, and who opens it will say so
+                refuse(path, faults_in(read_json(path)))
 
 
 def refuse(where: Path | str, faults: Iterator[str]) -> None:
@@ -65,17 +62,20 @@ def refuse(where: Path | str, faults: Iterator[str]) -> None:
         )
 
 
-def faults_in(value: Any) -> Iterator[str]:
+def faults_in(value: Any, depth: int = 0) -> Iterator[str]:
     """What is wrong with a configuration, as JSON or as an object: fields that name code, and sizes that no model has."""
+    if depth > _DEEPEST:  # libraries copy configurations level by level, and fail in any way
+        yield f"it is nested in more than {_DEEPEST} levels"
+        return
     if hasattr(value, "model_type"):  # a configuration of transformers, which this module does not import
         value = vars(value)
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _field_faults(str(key), inner)
-            yield from faults_in(inner)
+            yield from faults_in(inner, depth + 1)
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from faults_in(inner)
+            yield from faults_in(inner, depth + 1)
 
 
 def _field_faults(key: str, value: Any) -> Iterator[str]:
@@ -95,4 +95,6 @@ def _limit(key: str) -> float:
         return _MOST_LABELS
     if "layer" in key or "depth" in key:
         return _MOST_PARTS
+    if key in _BEAMS:
+        return _MOST_BEAMS
     return _MOST_PIXELS if key in _SIDES else math.inf

@@ -111,18 +111,18 @@ def _traffic(model: Model, inputs: Iterable[Any] | Path, count: int, step: Step)
     """What each look sees of the inputs."""
     if not isinstance(inputs, Path):
         return list(look_at(model, {"inputs": list(islice(inputs, count))}, step))
-    kept, found = dict(read_tensors(inputs)), []
-    stages = model.stages
-    for look in (stages.first, stages.second):
-        if look is None:
-            continue
-        names = [voter.name for voter in look.voters]
-        widths = [kept[name].shape[1] if name in kept and kept[name].ndim == 2 else 0 for name in names]
-        if widths != [voter.site.width for voter in look.voters]:
-            raise InputError(f"{inputs}: not the reservoir of a service with this bundle; its voters are others.")
-        activations = [kept[name][:count].float() for name in names]
-        found.append(Seen(look.voters, activations, subspaces_at(model, look)))
-    return found
+    kept = dict(read_tensors(inputs))
+    looks = [look for look in (model.stages.first, model.stages.second) if look is not None]
+    voters = [voter for look in looks for voter in look.voters]
+    size = next((len(rows) for rows in kept.values() if rows.ndim == 2), 0)
+    if any(v.name not in kept or kept[v.name].shape != (size, v.site.width) for v in voters):
+        raise InputError(f"{inputs}: not the reservoir of a service with this bundle; its voters are others.")
+    # One input of NaN, or too large for 16 bits, would be in every mean.
+    usable = torch.stack([kept[voter.name].isfinite().all(1) for voter in voters]).all(0)
+    return [
+        Seen(look.voters, [kept[v.name][usable][:count].float() for v in look.voters], subspaces_at(model, look))
+        for look in looks
+    ]
 
 
 def _named(model: Model, check: Mapping[str, Iterable[Any]] | None, step: Step) -> tuple[list[Seen], Tensor] | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -16,9 +15,9 @@ from transformers import PreTrainedModel
 
 from massmerge.bundle.damage import DamageWatch
 from massmerge.bundle.factors import TaskTensors
-from massmerge.bundle.reader import Bundle
+from massmerge.bundle.reader import Bundle, opened_in_words
 from massmerge.checkpoints.skeleton import Skeleton, Slot
-from massmerge.errors import InputError, MassError
+from massmerge.errors import InputError
 from massmerge.io.collector import collector_paused
 from massmerge.io.placement import Placement, moved
 from massmerge.model.base import load_base
@@ -135,7 +134,7 @@ def _watched(
     bundle = Bundle(path, check=False)
     watch = DamageWatch(bundle, first=check is True) if check else None
     try:
-        with collector_paused(), _in_words(bundle):
+        with collector_paused(), opened_in_words(bundle.path):
             model = make(bundle, watch)
     except Exception:
         if watch:  # what went wrong with a damaged bundle is the damage, whatever error came of it
@@ -146,20 +145,6 @@ def _watched(
         if not mapped:
             watch.refuse_damage(wait=True)
     return model
-
-
-@contextmanager
-def _in_words(bundle: Bundle) -> Iterator[None]:
-    """A bundle whose parts do not go together can fail anywhere; who loads it is told that it is the bundle."""
-    try:
-        yield
-    except (MassError, OSError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(
-            f"{bundle.path}: its parts do not go together ({reason}). Merge again, or copy the bundle again."
-        ) from error
 
 
 def _load(

@@ -16,12 +16,12 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     StoppingCriteriaList,
-    StopStringCriteria,
 )
 
 from massmerge.errors import InputError, MassError
 from massmerge.model.answers import Generation
 from massmerge.model.inputs import CutRow, InputReader, Row, positions
+from massmerge.model.stop_strings import StopStrings
 
 NEW_TOKENS = 64
 _OBJECTS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")  # options that are no plain values
@@ -104,8 +104,11 @@ class Writing:
         stops = (found,) if isinstance(found, str) else tuple(found)
         self.config.stop_strings = None
         if stops:
-            with self.in_words():
-                own = StopStringCriteria(self.reader.processor, list(stops))
+            if not all(isinstance(stop, str) and stop for stop in stops):
+                raise InputError(f"stop_strings are texts of at least one character, not {found!r}.")
+            if not self.reader.has_processor:
+                raise InputError("stop_strings need a tokenizer, which the base lacks.")
+            own = StopStrings(self.reader.processor, stops)
             self.objects["stopping_criteria"] = StoppingCriteriaList([own, *self.objects.get("stopping_criteria", [])])
         return stops
 
@@ -157,13 +160,14 @@ class Writing:
 
     @contextmanager
     def in_words(self) -> Iterator[None]:
-        """Much of what is wrong with options shows only at work, such as a temperature of 0."""
+        """Much of what is wrong with options, or with the base's configuration, shows only at work, and in all ways."""
         try:
             yield
-        except (ValueError, TypeError, ZeroDivisionError) as error:
-            if not self._asked:
-                raise
-            raise InputError(f"cannot generate with {self._asked}: {error}") from error
+        except (MassError, OSError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            asked = self._asked or "the base's generation_config.json"
+            raise InputError(f"cannot generate with {asked}: {type(error).__name__}: {error}") from error
 
     def decode(self, tokens: Sequence[list[int]]) -> list[str | None]:
         """Texts of tokens, up to a stop string; none without a tokenizer."""

@@ -18,6 +18,7 @@ from massmerge.bundle.reader import Bundle
 from massmerge.bundle.trim import keep_budget
 from massmerge.bundle.watched_files import SourceFiles
 from massmerge.bundle.work_folder import WorkFolder, in_words
+from massmerge.errors import InputError, listing
 from massmerge.io.checksums import file_sha256
 from massmerge.io.durable import link_tree, write_text
 from massmerge.io.tensor_file import read_tensors, write_tensors
@@ -93,6 +94,7 @@ def replace_router(
             size = None
             found, fitted = SourceFiles.of_bundle(path).settled(lambda: fit(path))
             if fitted is not None:
+                _refuse_no_numbers(path, fitted)
                 result = work.fresh_result()
                 _write(path, result, fitted)
                 size = BundleSize.kept(result)
@@ -100,6 +102,14 @@ def replace_router(
         finally:
             work.discard()
     return found, size
+
+
+def _refuse_no_numbers(path: Path, fitted: FittedRouter) -> None:
+    broken = sorted(name for name, tensor in fitted.tensors.items() if not bool(tensor.isfinite().all()))
+    if broken:
+        raise InputError(
+            f"{path}: what these inputs teach holds NaN or infinity, so the bundle stays as it is:{listing(broken, 5)}"
+        )
 
 
 def _write(path: Path, result: Path, fitted: FittedRouter) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from transformers import AutoModel
 from massmerge.bundle.download import find_bundle
 from massmerge.bundle.layout import HEAD, HEADS, LABELS, STATIC_RECIPE, head_folder
 from massmerge.bundle.manifest import find_damage, read_manifest
-from massmerge.bundle.problem_types import read_problem
+from massmerge.bundle.problem_types import read_labels, read_problem
+from massmerge.bundle.reader import opened_in_words
 from massmerge.checkpoints.backbone import BACKBONE, auto_class
 from massmerge.checkpoints.pretrained import model_class, pretrained_model
 from massmerge.checkpoints.stores import open_folder
@@ -102,7 +102,7 @@ class StaticFolder:
     def labels(self) -> dict[str, tuple[str, ...]]:
         """Label names of each task that has a head."""
         files = {task: self.home(task) / LABELS for task in self.tasks}
-        return {t: tuple(json.loads(f.read_text(encoding="utf-8"))) for t, f in files.items() if f.is_file()}
+        return {t: read_labels(f) for t, f in files.items() if f.is_file()}
 
 
 class StaticModel(OneBackbone):
@@ -120,7 +120,9 @@ class StaticModel(OneBackbone):
     def __init__(self, path: str | Path, *, device: str = "auto", dtype: str = "auto") -> None:
         folder = StaticFolder(path)
         self.path, self.method, self.needs_task = folder.path, folder.method, folder.needs_task
-        super().__init__(_open(folder, Placement.choose(device, dtype, folder.dtype)), folder.nbytes)
+        with opened_in_words(folder.path):
+            core = _open(folder, Placement.choose(device, dtype, folder.dtype))
+        super().__init__(core, folder.nbytes)
         self._loaded: str | None = folder.tasks[0]
 
     def _forward(self, batch: dict[str, Tensor], task: str | None) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from massmerge.errors import InputError
+from massmerge.io.json_file import parse_json
 from massmerge.io.remote_cache import path_of
 
 
@@ -25,7 +25,7 @@ def read_labels(labels: str | list[str], folder: Path) -> tuple[str, ...]:
         raise InputError(f"{labels}: cannot be read as labels ({error}).") from None
     if path.suffix == ".json":
         try:
-            names = json.loads(text)
+            names = parse_json(text)
         except ValueError as error:
             raise InputError(f"{labels}: not valid JSON ({error}).") from None
         if not isinstance(names, list) or not all(isinstance(n, str) for n in names):

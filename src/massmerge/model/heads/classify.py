@@ -20,6 +20,7 @@ from massmerge.checkpoints.backbone import feature_width
 from massmerge.checkpoints.pretrained import pretrained_config
 from massmerge.checkpoints.skeleton import build
 from massmerge.errors import InputError, listing
+from massmerge.io.json_file import read_json
 from massmerge.io.tensor_file import read_header, read_tensor
 from massmerge.io.untrusted import CONFIG, faults_in, refuse
 from massmerge.model.heads.linear import LinearHead
@@ -136,11 +137,11 @@ def _kind(folder: Path) -> str:
     A kind of its own if more is in the folder than configuration and weights, of which transformers may read something too.
     """
     try:
-        said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        said = read_json(folder / CONFIG)
         labels = said["id2label"]
         if not isinstance(labels, dict) or {path.name for path in folder.iterdir()} != {CONFIG, _WEIGHTS}:
             return str(folder)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return str(folder)  # who opens it will say what is wrong
     refuse(folder / CONFIG, faults_in(said))
     rest = {name: value for name, value in said.items() if name not in ("id2label", "label2id")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from torch.nn import functional
 from massmerge.bundle.layout import LINEAR
 from massmerge.bundle.problem_types import problem_of
 from massmerge.errors import InputError
+from massmerge.io.json_file import read_json
 from massmerge.io.tensor_file import TensorInfo, read_header, read_tensor
 from massmerge.model.route.first_pass import pool
 from massmerge.recipe import MOST_LAYERS, Activation
@@ -53,7 +53,7 @@ class LinearHead:
     def __init__(self, folder: Path, device: torch.device, width: int | None = None) -> None:
         path = folder / LINEAR
         try:
-            self._options = _Options.model_validate(json.loads(path.read_text(encoding="utf-8")))
+            self._options = _Options.model_validate(read_json(path))
         except (ValidationError, ValueError) as error:
             raise InputError(f"{path}: not the options of a head ({error}). Merge again.") from None
         header = read_header(folder / "model.safetensors")

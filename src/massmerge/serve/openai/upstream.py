@@ -46,11 +46,11 @@ class Upstream:
         Raises:
             ServiceError: it cannot be reached, or does not begin to answer in time.
         """
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        headers: dict[str, Any] = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if self._settings.upstream_key is not None:
             headers["Authorization"] = f"Bearer {self._settings.upstream_key.decode()}"
         elif authorization and self._settings.api_key is None:  # the key of this service is nobody else's business
-            headers["Authorization"] = authorization
+            headers["Authorization"] = authorization.encode("latin-1")  # the bytes that came
         try:
             asked = self._client.build_request("POST", self.url + path, content=to_json(body), headers=headers)
             return await self._client.send(asked, stream=True)
