@@ -15,6 +15,7 @@ from hypothesis import settings
 from transformers.utils import logging
 
 import massmerge
+from massmerge.io.allocator import keep_buffers
 from models import family_bundle, with_options
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -22,6 +23,7 @@ settings.load_profile("repeatable")
 logging.set_verbosity_error()
 logging.disable_progress_bar()
 torch.set_num_threads(1)  # tests run in parallel processes
+keep_buffers()  # as our own processes do: else a fifth of the time goes to the system, which hands out the same pages again
 
 
 @pytest.fixture(autouse=True)

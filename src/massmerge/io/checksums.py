@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -27,10 +28,9 @@ def sha256_of(file: BinaryIO, start: bytes = b"", between: Callable[[], object] 
         start: the bytes.
         between: called after each piece.
     """
-    digest, buffer = (
-        hashlib.sha256(start),
-        memoryview(bytearray(_CHUNK)),
-    )  # one buffer: new pages cost as much as reading
+    # One buffer, no larger than the file: new pages cost as much as reading.
+    size = file.seek(0, os.SEEK_END)
+    digest, buffer = hashlib.sha256(start), memoryview(bytearray(max(1, min(size, _CHUNK))))
     file.seek(0)
     while count := file.readinto(buffer):  # type: ignore[attr-defined]
         digest.update(buffer[:count])

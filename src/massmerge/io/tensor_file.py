@@ -213,7 +213,7 @@ def write_stream(path: Path, infos: dict[str, TensorInfo], data: Iterable[memory
         infos: what it will hold.
         data: each tensor's bytes, or the place in another file that they are copied from.
     """
-    buffer = memoryview(bytearray(_COPIED))
+    buffer = memoryview(bytearray(min(_COPIED, max((info.nbytes for info in infos.values()), default=0))))
     with path.open("wb") as file:
         file.write(header_bytes(infos))
         for info, given in zip(infos.values(), data, strict=True):
