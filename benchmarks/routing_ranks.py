@@ -1,6 +1,6 @@
 """How many singular vectors to route by: `python -m benchmarks.routing_ranks BUNDLE SUITE --shares 0.25 0.5 1 all`.
 
-A share is the part of the space that the subspaces of all tasks may fill together; 0.5 is the default of `router.rank`.
+A share is the part of the space that the subspaces of all tasks may fill together; a third is the default of `router.rank`.
 Choose on validation rows. It prints a line of JSON for each share.
 """
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("suite", type=Path)
-    parser.add_argument("--shares", nargs="+", default=["0.25", "0.35", "0.5", "0.7", "1", "all"])
+    parser.add_argument("--shares", nargs="+", default=["0.15", "0.25", "0.35", "0.5", "0.7", "all"])
     parser.add_argument("--split", default="validation")
     parser.add_argument("--limit", type=int, default=60)
     options = parser.parse_args()

@@ -40,15 +40,15 @@ FOUR = ["full"] * 4
 @pytest.mark.parametrize(
     ("text", "forms", "most"),
     [
-        ("", FOUR, 48),  # half of the space, shared
-        ("", ["full", "adapter"], 96),
+        ("", FOUR, 32),  # a third of the space, shared
+        ("", ["full", "adapter"], 64),
         ("", ["adapter"] * 4, None),
         ("merge: {rank: 1/T}", FOUR, None),
         ("merge: {rank: 1/T}\nrouter: {rank: 7}", FOUR, 7),
         ("router: {rank: full}", FOUR, None),
     ],
 )
-def test_full_fine_tunes_route_by_half_of_the_space_unless_a_rank_was_asked_for(text, forms, most):
+def test_full_fine_tunes_route_by_a_third_of_the_space_unless_a_rank_was_asked_for(text, forms, most):
     assert Recipe.parse(SMALL + text).routing_rank(384, forms) == most
 
 
