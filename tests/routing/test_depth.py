@@ -35,3 +35,7 @@ def test_without_outputs_of_attention_the_deeper_voters_count():
 
 def test_a_voter_for_which_a_task_holds_nothing_does_not_decide_alone():
     assert float(mean_lift([torch.zeros(1, 1), torch.ones(1, 1)], ["M9.cls", "M9.mean"])) > 0
+
+
+def test_a_task_that_holds_nothing_anywhere_has_no_lift():
+    assert float(mean_lift([torch.zeros(1, 1)] * 2, ["M9.cls", "M9.mean"])) == 0

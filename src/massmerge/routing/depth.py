@@ -36,4 +36,5 @@ def mean_lift(lifts: Sequence[Tensor], voters: Sequence[str]) -> Tensor:
     """
     deep = deeper(voters)
     outputs = [i for i in deep if voters[i].startswith("O")] or deep
-    return torch.stack([lifts[i] for i in outputs]).clamp_min(_LEAST).log().mean(0).exp()
+    found = torch.stack([lifts[i] for i in outputs])
+    return found.clamp_min(_LEAST).log().mean(0).exp() * (found.amax(0) > 0)

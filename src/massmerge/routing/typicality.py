@@ -92,7 +92,7 @@ def standing(
     held = mean_lift([own.lift(z, s) for own, z, s in zip(subspaces, units, scores, strict=True)], voters)
     greatest = max(1, len(tasks) - 1) / len(tasks) ** 0.5
     best = held[:, list(tasks)].gather(1, vote.argmin(1, keepdim=True))[:, 0]
-    return torch.stack([-vote.amin(1) / greatest, best.log()], 1)
+    return torch.stack([-vote.amin(1) / greatest, best.clamp_min(_FLAT).log()], 1)
 
 
 def fit_typicality(
