@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -43,6 +43,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 _SHARED = ("max_shard_size",)  # options of every method
 _SHARD_SIZE = "5GB"
+_PARTS_OF_SPACE = 3  # of which the subspaces that inputs are routed by fill one; see docs/research/routing.md
 _Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
@@ -246,6 +247,8 @@ class RouterOptions(Section):
     token: Literal["auto", "cls", "mean", "both", "last", "mean_and_last", "each"] = "auto"
     reference: Literal["auto", "template", "newline", "words", "none"] = "auto"
     """What a task's captured share is divided by: that of the empty prompt, of a newline, of random words, or nothing."""
+    rank: Literal["auto", "full"] | Annotated[int, Field(ge=1)] = "auto"
+    """How many singular vectors of each task route; see `Recipe.routing_rank`."""
     first_pass: Literal["base", "fixed"] = "base"
     score: Literal["residual", "l1", "mahalanobis", "energy"] = "residual"
     standardize: bool = True
@@ -320,12 +323,30 @@ class Recipe(Section):
         """A recipe from YAML text; `name` stands in messages."""
         return yaml_file.parse(cls, text, name, "recipe")
 
+    def routing_rank(self, width: int, forms: Sequence[str]) -> int | None:
+        """How many singular vectors of each task are used for routing at most; None for all that are kept.
+
+        The more vectors, the better a task is answered once it is known; but together the subspaces then fill the space,
+        overlap, and say less about an input. So full fine-tunes share a third of it, unless a rank was asked for.
+
+        Args:
+            width: of the activations that are routed.
+            forms: `full` or `adapter` for each expert.
+        """
+        if isinstance(self.router.rank, int):
+            return self.router.rank
+        if self.router.rank == "full" or self.merge.rank is not None or "full" not in forms:
+            return None
+        return width // (_PARTS_OF_SPACE * len(forms))
+
     def dump(self) -> str:
         """The recipe as YAML, with every default spelled out."""
         data = self.model_dump(mode="json", exclude_none=True)
         for task in data["tasks"]:
             if not task["heads"]:  # which versions before it do not know
                 del task["heads"]
+        if self.router.rank == "auto":  # likewise
+            del data["router"]["rank"]
         data["merge"] = {
             name: data["merge"][name] for name in ("method", *self.merge.own(), *_SHARED) if name in data["merge"]
         }

@@ -34,6 +34,34 @@ def test_other_ranks_are_refused(rank):
     assert "recipe.yaml:4: 'merge.rank': a rank is 1/T" in fault(SMALL + f"merge: {{rank: {rank}}}")
 
 
+FOUR = ["full"] * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "forms", "most"),
+    [
+        ("", FOUR, 32),  # a third of the space, shared
+        ("", ["full", "adapter"], 64),
+        ("", ["adapter"] * 4, None),
+        ("merge: {rank: 1/T}", FOUR, None),
+        ("merge: {rank: 1/T}\nrouter: {rank: 7}", FOUR, 7),
+        ("router: {rank: full}", FOUR, None),
+    ],
+)
+def test_full_fine_tunes_route_by_a_third_of_the_space_unless_a_rank_was_asked_for(text, forms, most):
+    assert Recipe.parse(SMALL + text).routing_rank(384, forms) == most
+
+
+def test_older_versions_read_what_is_dumped_where_all_is_routed_by_default():
+    assert "rank" not in yaml.safe_load(Recipe.parse(SMALL).dump())["router"]
+    assert yaml.safe_load(Recipe.parse(SMALL + "router: {rank: full}").dump())["router"]["rank"] == "full"
+
+
+@pytest.mark.parametrize("rank", ["0", "half", "0.5"])
+def test_routing_by_no_vectors_or_by_a_share_is_refused(rank):
+    assert "recipe.yaml:4: 'router.rank" in fault(SMALL + f"router: {{rank: {rank}}}")
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_dumped_recipe_names_the_methods_own_options_and_no_others(method):
     recipe = Recipe.parse(SMALL + f"merge: {{method: {method}}}")

@@ -102,9 +102,11 @@ def test_voters_that_share_a_router_decide_as_voters_with_routers_of_their_own(s
     seen = [Activation(torch.randn(5, 12)) for _ in voters]
     seen[2] = Activation(torch.randn(9, 12), torch.tensor([1, 2, 3, 1, 2]))
     choice = Choice(list("abcd"), [0, 1, 3], RouterOptions(), 2, Unknown(), TEXTS)
-    found = count_votes(cast_votes(voters, seen, VotingRouter([first, first, first, second])), choice, shared=shared)
+    names = [voter.name for voter in voters]
+    one_router = VotingRouter([first, first, first, second], names)
+    found = count_votes(cast_votes(voters, seen, one_router), choice, shared=shared)
     apart = [first, copy.copy(first), copy.copy(first), second]
-    alone = count_votes(cast_votes(voters, seen, VotingRouter(apart)), choice, shared=shared)
+    alone = count_votes(cast_votes(voters, seen, VotingRouter(apart, names)), choice, shared=shared)
     for one, other in zip(found, alone, strict=True):
         assert one.selected == other.selected
         assert one.residuals == pytest.approx(other.residuals, abs=1e-5)

@@ -127,5 +127,7 @@ def test_adapters_with_random_starts_of_their_own_are_compared_with_random_words
     model = massmerge.load(massmerge.merge(write_recipe(tmp_path, list("abc")), tmp_path / "out"))
     assert {voter[0] for voter in model.voters} == set(kinds)
     routings = model.route(bert_rows(20))
-    assert np.mean([routing.lift for routing in routings]) == pytest.approx(1.1, abs=0.2)  # the best of three
+    assert np.mean([routing.lift for routing in routings]) == pytest.approx(
+        1.2, abs=0.2
+    )  # the best of three, by few voters
     assert len({routing.selected[0] for routing in routings}) == 3  # none holds more of everything

@@ -199,6 +199,13 @@ def test_the_first_vectors_are_kept():
     assert torch.equal(of_common_rank(bases)[0], bases[0][:5])
 
 
+def test_no_more_vectors_than_asked_for_but_never_fewer_than_four():
+    bases = bases_of(1, (8, 7, 0))
+    assert [len(v) for v in of_common_rank(bases, 5)] == [5, 5, 0]
+    assert [len(v) for v in of_common_rank(bases, 2)] == [4, 4, 0]
+    assert [len(v) for v in of_common_rank(bases, 20)] == [7, 7, 0]
+
+
 @given(seeds)
 def test_a_lower_lift_is_a_larger_residual_also_where_a_task_has_fewer_vectors(seed):
     router, z = ProjectionRouter(of_common_rank(bases_of(seed, (5, 1, 8)))), activations(seed)

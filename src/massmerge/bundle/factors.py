@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,12 @@ def refuse_misfits(tasks: Mapping[str, TaskFile], slots: Mapping[str, Slot]) -> 
         raise InputError(f"the tasks' tensors do not fit the base:{listing(faults)}\n  Merge again.")
 
 
+def routing_rank(bundle: Bundle, width: int) -> int | None:
+    """How many vectors of each task route activations of a width at most; an expert of several tasks counts once."""
+    distinct = dict.fromkeys(routing_targets(bundle.similarity))
+    return bundle.recipe.routing_rank(width, [bundle.tasks[task].form for task in distinct])
+
+
 class TaskTensors:
     """The tasks' factors and whole tensors where a model computes with them, each fetched when it is first asked for.
 
@@ -110,6 +117,7 @@ class TaskTensors:
         self.names = [task.name for task in bundle.tasks]
         self.forms = [task.form for task in bundle.tasks]
         self.targets = routing_targets(bundle.similarity)
+        self.routing_rank = partial(routing_rank, bundle)
         self._place = place
         self._tasks = [TaskFile(bundle.headers[n], _Fetched(bundle.factors_file(n), mapped)) for n in self.names]
         self._factors: dict[tuple[int, str], Factors | None] = {}

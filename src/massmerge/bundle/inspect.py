@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from massmerge.bundle.factors import refuse_misfits
+from massmerge.bundle.factors import refuse_misfits, routing_rank
 from massmerge.bundle.layout import FIXED, ROUTER, factors_name
 from massmerge.bundle.reader import Bundle, opened_in_words
 from massmerge.checkpoints import Source
@@ -161,7 +161,12 @@ def _overlap(bundle: Bundle) -> tuple[list[list[float]] | None, float | None]:
     sites = voting_sites(skeleton.model, bundle.recipe.router.site, bundle.ranks, len(tasks))
     if not sites:
         return None, None
-    found = separation([of_common_rank([_basis(bundle, task, site) for task in tasks]) for site in sites])
+    found = separation(
+        [
+            of_common_rank([_basis(bundle, task, site) for task in tasks], routing_rank(bundle, site.width))
+            for site in sites
+        ]
+    )
     pairs = ~torch.eye(len(tasks), dtype=torch.bool)
     return found.overlap.tolist(), float(found.chance[pairs].mean()) if len(tasks) > 1 else None
 

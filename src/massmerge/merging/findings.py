@@ -58,8 +58,14 @@ def _inseparable_tasks(prepared: OpenedRecipe, parts: Parts) -> Iterator[Problem
     yield from _shared_experts([task.name for task in tasks], targets)
     distinct = list(dict.fromkeys(targets))
     places = {tensor.name: i for i, tensor in enumerate(prepared.plan.tensors)}
-    bases = [of_common_rank([_basis(parts, places, site, task) for task in distinct]) for site in sites]
-    yield from _poor_subspaces([tasks[i].name for i in distinct], [tasks[i].form for i in distinct], separation(bases))
+    forms = [tasks[i].form for i in distinct]
+    bases = [
+        of_common_rank(
+            [_basis(parts, places, site, task) for task in distinct], prepared.recipe.routing_rank(site.width, forms)
+        )
+        for site in sites
+    ]
+    yield from _poor_subspaces([tasks[i].name for i in distinct], forms, separation(bases))
 
 
 def _targets(prepared: OpenedRecipe, parts: Parts) -> list[int]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from massmerge.routing.activation import Activation
+from massmerge.routing.depth import mean_lift
 from massmerge.routing.router import Router, RouterKind, Scores
 
 if TYPE_CHECKING:
@@ -56,10 +57,11 @@ class VotingRouter(Router):
 
     Args:
         routers: of each voter; tokens of one site may share one.
+        voters: their names.
     """
 
-    def __init__(self, routers: Sequence[VoterRouter]) -> None:
-        self.routers = list(routers)
+    def __init__(self, routers: Sequence[VoterRouter], voters: Sequence[str]) -> None:
+        self.routers, self.voters = list(routers), list(voters)
 
     def __call__(self, seen: list[Activation]) -> Scores:
         """The opinion of each voter."""
@@ -71,7 +73,7 @@ class VotingRouter(Router):
             if (lift := r.lift(a.vectors, s)) is not None
         ]
         opinions = [a.averaged(s) for a, s in zip(taken, everything, strict=True)]
-        return Scores(opinions, torch.stack(lifts).mean(0) if len(lifts) == len(self.routers) else None)
+        return Scores(opinions, mean_lift(lifts, self.voters) if len(lifts) == len(self.routers) else None)
 
     def _scores(self, seen: list[Activation]) -> list[Tensor]:
         """What each voter's router gives; the vectors of a shared router are read once for all of its voters."""
@@ -116,4 +118,4 @@ class PerVoter(RouterKind):
         return VotingRouter([
             self.router.load({n.removeprefix(f"{v}."): t for n, t in kept.items() if n.startswith(f"{v}.")}, own)
             for v, own in zip(voters, subspaces, strict=True)
-        ])  # fmt: skip
+        ], voters)  # fmt: skip

@@ -121,13 +121,15 @@ def mahalanobis_whitener(v: Tensor, ridge: float = 1e-3) -> Tensor:
     return ((vectors * values.rsqrt()) @ vectors.mT).to(v.dtype)
 
 
-def of_common_rank(bases: list[Tensor]) -> list[Tensor]:
+def of_common_rank(bases: list[Tensor], most: int | None = None) -> list[Tensor]:
     """The first vectors of each task, as many as the smallest task that changes something has, but at least four.
 
     Args:
         bases: for each task, orthonormal rows `v (k, d)`, the largest singular value first.
+        most: no more than this; see `Recipe.routing_rank`.
     """
-    rank = max(_LEAST_RANK, min((len(v) for v in bases if len(v)), default=0))
+    rank = min((len(v) for v in bases if len(v)), default=0)
+    rank = max(_LEAST_RANK, rank if most is None else min(rank, most))
     return [v[:rank] for v in bases]
 
 

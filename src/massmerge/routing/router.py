@@ -21,8 +21,8 @@ class Scores:
 
     Attributes:
         opinions: scores (inputs, T), less is better: one for each voter, or a single one of all voters together.
-        lifts: how many times as much of each activation a task holds as chance would (inputs, T), the mean over voters; none
-            where the router cannot tell.
+        lifts: how many times as much of each activation a task holds as chance would (inputs, T), as `mean_lift` counts
+            the voters; none where the router cannot tell.
         probable: whether the opinion is a negative log-probability, whose size counts; else scores are compared with those
             of the same input only.
     """

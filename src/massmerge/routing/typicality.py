@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, softplus
 
 from massmerge.linalg.factors import truncated_svd
+from massmerge.routing.depth import deeper, mean_lift
 from massmerge.routing.projection import ProjectionRouter
 from massmerge.routing.selection import standardize
 
@@ -20,6 +21,9 @@ _SHRINKAGE = (
 _DIRECTIONS = 64  # of the scatter that are kept; the others count alike
 _FOLDS = 4
 _FLAT = 1e-6
+_USUAL = "shortfalls"  # another name than that of the versions that counted evidence differently
+_SHARPNESS = 2.0  # of the corner between usual and too little
+_MOST_SHAPE = 1e4  # inputs that hardly differ
 _LEAST_SPREAD = 0.02  # of an evidence's size: clear inputs differ less, and a call that allows fewer tasks differs more
 
 
@@ -71,22 +75,24 @@ def nearness(distances: Tensor) -> Tensor:
     return torch.stack([-own, others - own if count > 1 else torch.zeros_like(own)], 1)
 
 
-def standing(seen: Sequence[Tensor], subspaces: Sequence[ProjectionRouter], tasks: Sequence[int]) -> Tensor:
+def standing(
+    seen: Sequence[Tensor], subspaces: Sequence[ProjectionRouter], voters: Sequence[str], tasks: Sequence[int]
+) -> Tensor:
     """How far subspaces agree on the best task, as `agreements` has it, and how much of the input it holds (n, 2).
 
     Args:
         seen: what each voter sees (n, d).
         subspaces: the tasks' for each voter.
+        voters: their names.
         tasks: positions of the tasks that are in question.
     """
     units = [normalize(z.float(), dim=1) for z in seen]
     scores = [own(z) for own, z in zip(subspaces, units, strict=True)]
     vote = standardize(torch.stack(scores)[:, :, list(tasks)]).mean(0)
-    held = torch.stack([own.lift(z, s) for own, z, s in zip(subspaces, units, scores, strict=True)]).mean(0)
+    held = mean_lift([own.lift(z, s) for own, z, s in zip(subspaces, units, scores, strict=True)], voters)
     greatest = max(1, len(tasks) - 1) / len(tasks) ** 0.5
-    return torch.stack(
-        [-vote.amin(1) / greatest, held[:, list(tasks)].gather(1, vote.argmin(1, keepdim=True))[:, 0]], 1
-    )
+    best = held[:, list(tasks)].gather(1, vote.argmin(1, keepdim=True))[:, 0]
+    return torch.stack([-vote.amin(1) / greatest, best.clamp_min(_FLAT).log()], 1)
 
 
 def fit_typicality(
@@ -105,16 +111,17 @@ def fit_typicality(
         What is kept, means and directions in half precision; and how typical each input was found when it was left out
         (n,), none where a task has but one.
     """
-    rows, near = _left_out(seen, owners, tasks)
-    evidence = torch.cat([near, standing([z[rows] for z in seen], subspaces, range(tasks))], 1)
+    deep = deeper(voters)
+    rows, near = _left_out([seen[i] for i in deep], owners, tasks)
+    evidence = torch.cat([near, standing([z[rows] for z in seen], subspaces, voters, range(tasks))], 1)
     usual = _usual(evidence if len(rows) else torch.zeros(1, 4))
     halved = ("means", "directions")
     found = {
-        f"{voter}.{name}": tensor.half() if name in halved else tensor
-        for voter, z in zip(voters, seen, strict=True)
-        for name, tensor in fit_space(z, owners, tasks).items()
+        f"{voters[i]}.{name}": tensor.half() if name in halved else tensor
+        for i in deep
+        for name, tensor in fit_space(seen[i], owners, tasks).items()
     }
-    return {**found, "usual": usual}, _typical(evidence, usual)
+    return {**found, _USUAL: usual}, _typical(evidence, usual)
 
 
 def _left_out(seen: Sequence[Tensor], owners: Tensor, tasks: int) -> tuple[Tensor, Tensor]:
@@ -136,22 +143,29 @@ def _left_out(seen: Sequence[Tensor], owners: Tensor, tasks: int) -> tuple[Tenso
 
 
 def _usual(evidence: Tensor) -> Tensor:
-    """Mean and spread of each evidence (n, 4), and of all together: (5, 2)."""
+    """Mean and spread of each evidence (n, 4), and of what is short of it altogether: (5, 2)."""
     mean = evidence.mean(0)
     least = (_LEAST_SPREAD * mean.abs()).clamp_min(_FLAT)
     parts = torch.stack([mean, torch.maximum(evidence.std(0, correction=0), least)], 1)
-    together = _together(evidence, parts)
-    return torch.cat([parts, torch.stack([together.mean(), together.std(correction=0).clamp_min(_FLAT)])[None]])
+    short = _shortfall(evidence, parts)
+    return torch.cat([parts, torch.stack([short.mean(), short.std(correction=0).clamp_min(_FLAT)])[None]])
 
 
-def _together(evidence: Tensor, usual: Tensor) -> Tensor:
-    """All evidence counts alike; other weights told foreign inputs of text tasks no better on validation rows."""
-    return ((evidence - usual[:4, 0]) / usual[:4, 1]).sum(1)
+def _shortfall(evidence: Tensor, usual: Tensor) -> Tensor:
+    """How far evidence falls short of the usual (n,). More than usual of one does not make up for too little of another."""
+    return softplus(-(evidence - usual[:4, 0]) / usual[:4, 1], beta=_SHARPNESS).sum(1)
 
 
 def _typical(evidence: Tensor, usual: Tensor) -> Tensor:
-    """About which share of inputs shows less of it (n,)."""
-    return torch.special.ndtr((_together(evidence, usual) - usual[4, 0]) / usual[4, 1])
+    """About which share of inputs falls shorter (n,), by a gamma distribution of the same mean and spread."""
+    evidence, usual = (
+        evidence.cpu().double(),
+        usual.cpu().double(),
+    )  # not every device has this function, or double precision
+    mean, spread = usual[4]
+    short = _shortfall(evidence, usual)
+    shape = (mean / spread).square().clamp(max=_MOST_SHAPE)
+    return torch.special.gammaincc(shape.expand_as(short), short * shape / mean).float()
 
 
 @dataclass(frozen=True)
@@ -159,11 +173,13 @@ class Typicality:
     """How typical inputs are of the tasks that a calibration has seen inputs of.
 
     Attributes:
-        spaces: of each voter.
+        voters: their names.
+        spaces: of each of the deeper ones.
         usual: as `fit_typicality` keeps it.
         subspaces: the tasks' for each voter.
     """
 
+    voters: Sequence[str]
     spaces: list[dict[str, Tensor]]
     usual: Tensor
     subspaces: Sequence[ProjectionRouter]
@@ -173,11 +189,11 @@ class Typicality:
         cls, voters: Sequence[str], kept: Mapping[str, Tensor], subspaces: Sequence[ProjectionRouter]
     ) -> Typicality | None:
         """From what `fit_typicality` has kept; none if that is not there for every voter."""
-        names = ("means", "directions", "weights", "floor")
-        if "usual" not in kept or any(f"{voter}.{name}" not in kept for voter in voters for name in names):
+        names, deep = ("means", "directions", "weights", "floor"), [voters[i] for i in deeper(voters)]
+        if _USUAL not in kept or any(f"{voter}.{name}" not in kept for voter in deep for name in names):
             return None
-        spaces = [{name: kept[f"{voter}.{name}"].float() for name in names} for voter in voters]
-        return cls(spaces, kept["usual"], subspaces)
+        spaces = [{name: kept[f"{voter}.{name}"].float() for name in names} for voter in deep]
+        return cls(voters, spaces, kept[_USUAL], subspaces)
 
     @torch.inference_mode()
     def __call__(self, seen: Sequence[Tensor], tasks: Sequence[int]) -> Tensor:
@@ -187,6 +203,7 @@ class Typicality:
             seen: what each voter sees (n, d).
             tasks: positions of the tasks that are in question.
         """
-        distances = [log_distances(z, space)[:, list(tasks)] for z, space in zip(seen, self.spaces, strict=True)]
+        deep = [seen[i] for i in deeper(self.voters)]
+        distances = [log_distances(z, space)[:, list(tasks)] for z, space in zip(deep, self.spaces, strict=True)]
         near = nearness(torch.stack(distances).mean(0))
-        return _typical(torch.cat([near, standing(seen, self.subspaces, tasks)], 1), self.usual)
+        return _typical(torch.cat([near, standing(seen, self.subspaces, self.voters, tasks)], 1), self.usual)

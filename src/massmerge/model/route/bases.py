@@ -34,8 +34,8 @@ class SiteBases:
         return self._rows[key]
 
     def common(self, tasks: list[int], site: Site) -> list[Tensor]:
-        """The first rows of some tasks, as many as all of them have."""
-        return of_common_rank([self.rows(task, site) for task in tasks])
+        """The first rows of some tasks, as many as all of them have and the bundle routes by."""
+        return of_common_rank([self.rows(task, site) for task in tasks], self.tensors.routing_rank(site.width))
 
     def separation(self, sites: list[Site]) -> Separation:
         """How the subspaces of the tasks with experts of their own lie to each other."""
