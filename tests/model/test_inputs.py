@@ -117,6 +117,21 @@ def test_a_long_text_is_answered_as_its_beginning(text):
     assert abs(long.score - cut.score) < 1e-5
 
 
+def test_a_tokenizer_is_given_no_more_of_a_text_than_can_fit(text, monkeypatch):
+    tokenizer = text.core.reader.processor
+    given, call = [], type(tokenizer).__call__
+
+    def recorded(self, *texts, **options):
+        given.extend(map(len, texts))
+        return call(self, *texts, **options)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", recorded)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        text.predict(["win " * 1_000_000])
+    assert given and max(given) < 200_000
+
+
 def test_a_bundle_without_a_tokenizer_says_how_to_get_one(root):
     model = massmerge.load(family_bundle(root, "bert"))
     assert re.search(r"no tokenizer that can be loaded.*`processor:`.*ready tensors", refused(model, "a text"))
