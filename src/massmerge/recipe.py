@@ -44,6 +44,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 _SHARED = ("max_shard_size",)  # options of every method
 _SHARD_SIZE = "5GB"
 _PARTS_OF_SPACE = 3  # of which the subspaces that inputs are routed by fill one; see docs/research/routing.md
+_SHARING = 8  # tasks, however many more there are
 _Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
@@ -327,7 +328,8 @@ class Recipe(Section):
         """How many singular vectors of each task are used for routing at most; None for all that are kept.
 
         The more vectors, the better a task is answered once it is known; but together the subspaces then fill the space,
-        overlap, and say less about an input. So full fine-tunes share a third of it, unless a rank was asked for.
+        overlap, and say less about an input. So full fine-tunes share a third of it, unless a rank was asked for. With many
+        tasks that would be too few to know a task by; then each has the share of one of eight.
 
         Args:
             width: of the activations that are routed.
@@ -337,7 +339,7 @@ class Recipe(Section):
             return self.router.rank
         if self.router.rank == "full" or self.merge.rank is not None or "full" not in forms:
             return None
-        return width // (_PARTS_OF_SPACE * len(forms))
+        return width // (_PARTS_OF_SPACE * min(_SHARING, len(forms)))
 
     def dump(self) -> str:
         """The recipe as YAML, with every default spelled out."""

@@ -42,6 +42,8 @@ FOUR = ["full"] * 4
     [
         ("", FOUR, 32),  # a third of the space, shared
         ("", ["full", "adapter"], 64),
+        ("", ["full"] * 8, 16),
+        ("", ["full"] * 20, 16),
         ("", ["adapter"] * 4, None),
         ("merge: {rank: 1/T}", FOUR, None),
         ("merge: {rank: 1/T}\nrouter: {rank: 7}", FOUR, 7),
