@@ -115,7 +115,7 @@ DEEP = '{"a":' * 400 + "1" + "}" * 400
 def test_json_of_no_sense_or_endless_depth_is_refused_with_its_file(bundle, file, text, words):
     (bundle / file).write_text(text)
     resign(bundle)
-    for said in refusals(bundle, verify=words.startswith("nested in")).values():
+    for said in refusals(bundle).values():
         assert file in said and words in said
 
 
@@ -131,13 +131,16 @@ def test_a_bundle_with_files_that_no_merge_writes_is_refused(bundle, name):
 
 
 @pytest.mark.parametrize(
-    "change", [lambda t: t * torch.nan, lambda t: t * 1e38, lambda t: t[:0], lambda t: t.flatten()]
+    ("change", "verify"),
+    [(lambda t: t * torch.nan, False), (lambda t: t * 1e38, False), (lambda t: t[:0], True), (torch.flatten, True)],
 )
-def test_factors_that_are_none_are_refused_by_whatever_reads_them(bundle, change):
+def test_factors_that_are_none_are_refused_by_whatever_reads_them(bundle, change, verify):
     file = bundle / "tasks/spam/factors.safetensors"
     save_file({name: change(tensor).clone() for name, tensor in load_file(file).items()}, file)
     resign(bundle)
-    for said in refusals(bundle, verify=False).values():
+    for said in refusals(
+        bundle, verify=verify
+    ).values():  # which computes with the factors only if it is given the experts
         assert "do not go together" in said or "do not fit the base" in said
 
 

@@ -12,12 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from massmerge.bundle.factors import refuse_misfits, routing_rank
+from massmerge.bundle.factors import routing_rank
+from massmerge.bundle.fitting import fitting_skeleton
 from massmerge.bundle.layout import FIXED, ROUTER, factors_name
 from massmerge.bundle.reader import Bundle, opened_in_words
-from massmerge.checkpoints import Source
-from massmerge.checkpoints.backbone import load_config
-from massmerge.checkpoints.skeleton import build
 from massmerge.errors import InputError, MassError
 from massmerge.recipe import FactorType, ProblemType
 from massmerge.routing.projection import of_common_rank, site_basis
@@ -155,10 +153,8 @@ def _by_block(names: list[str], energy: Tensor, squared: Tensor) -> dict[str, li
 
 def _overlap(bundle: Bundle) -> tuple[list[list[float]] | None, float | None]:
     """How far the tasks' subspaces overlap where inputs are routed, and how far random ones would."""
-    base, tasks = bundle.manifest["base"], [task.name for task in bundle.tasks]
-    skeleton = build(load_config(Source(base["source"], bundle.base_folder)), base["class"])
-    refuse_misfits({task: bundle.task_file(task) for task in tasks}, skeleton.slots)
-    sites = voting_sites(skeleton.model, bundle.recipe.router.site, bundle.ranks, len(tasks))
+    tasks = [task.name for task in bundle.tasks]
+    sites = voting_sites(fitting_skeleton(bundle).model, bundle.recipe.router.site, bundle.ranks, len(tasks))
     if not sites:
         return None, None
     found = separation(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from massmerge.bundle.fitting import fitting_skeleton
 from massmerge.bundle.reader import Bundle
 from massmerge.bundle.watched_files import SourceFiles
 from massmerge.checkpoints.expert_tensors import difference
@@ -97,11 +98,13 @@ def verify_bundle(
         progress: called with the name of each file and tensor.
 
     Raises:
-        InputError: not a bundle, or an expert cannot be opened.
+        InputError: not a bundle, or one that no merge writes though its checksums are right; or an expert cannot be opened.
     """
     opened = Bundle(bundle, check=False)
     files = len(opened.manifest["files"])
     damage = tuple(opened.damage(progress))
+    if not damage:
+        fitting_skeleton(opened)  # checksums alone tell nothing of who wrote the files
     if damage or not experts:
         return Verification(str(bundle), files, damage)
     prepared = _prepare(opened, Path(folder or "."))
