@@ -85,6 +85,16 @@ def test_every_answer_is_in_a_table(reported):
                 assert set(residuals.values()) == {None}
 
 
+def test_the_table_is_the_same_however_many_answers_are_written_at_a_time(reported, tmp_path, monkeypatch):
+    from massmerge.evaluation import predictions
+
+    found, report, _ = reported
+    monkeypatch.setattr(predictions, "_GROUP", 3)
+    parts = parquet.ParquetFile(predictions.write_predictions(found, tmp_path))
+    assert parts.num_row_groups == 13
+    assert parts.read().equals(parquet.read_table(report / "predictions.parquet"))
+
+
 def test_without_pyarrow_the_table_is_csv(reported, tmp_path, monkeypatch):
     from massmerge.evaluation.predictions import write_predictions
 
