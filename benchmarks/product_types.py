@@ -1,8 +1,8 @@
 """Time of a linear layer's product on the CPU, by the type of its numbers: `python benchmarks/product_types.py`.
 
-In bfloat16, in float16, and with weights that are stored in bfloat16 and widened for each product, as shares of float32. Then
-the low-rank update of a task with factors that stay in int8 and are decoded within each product, as a share of factors that
-were decoded once. Processor time of one thread.
+In bfloat16, in float16, and with weights that are stored in bfloat16 and widened for each product, as shares of float32.
+Then the low-rank update of a task with factors that stay in int8 and are decoded within each product, as a share of factors
+that were decoded once. Processor time of one thread.
 """
 
 from __future__ import annotations
