@@ -34,7 +34,7 @@ _GROUP = 50_000  # rows that are written at a time
 
 def peak() -> float:
     """The most memory that this process has held, in megabytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 def write_rows(folder: Path, labels: dict[str, tuple[str, ...]], count: int) -> Path:
