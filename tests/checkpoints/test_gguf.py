@@ -4,10 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from massmerge import InputError
 from massmerge.checkpoints import find_source
+from massmerge.checkpoints.backbone import open_base
 from massmerge.checkpoints.gguf import write_plain
+
+TOKENS = ["<s>", "</s>", "a", "b", "c", "ab", "d", "e"]
 
 
 def test_a_gguf_base_is_refused_with_what_to_do(tmp_path):
@@ -15,6 +20,44 @@ def test_a_gguf_base_is_refused_with_what_to_do(tmp_path):
     for text in ("small.gguf", "."):
         with pytest.raises(InputError, match=r"a GGUF file.*write_plain\('.*small\.gguf', 'FOLDER'\)"):
             find_source(text, tmp_path, download=False)
+
+
+def write_gguf(path):
+    """A Llama of one block in weights of 8 bits, and what they were before."""
+    gguf = pytest.importorskip("gguf")
+    writer, q8 = gguf.GGUFWriter(path, "llama"), gguf.GGMLQuantizationType.Q8_0
+    for name, value in {
+        "context_length": 64, "block_count": 1, "embedding_length": 32, "feed_forward_length": 64, "head_count": 2,
+        "head_count_kv": 2, "rope_dimension_count": 16, "layer_norm_rms_eps": 1e-5, "vocab_size": len(TOKENS),
+        "tokenizer_model": "gpt2", "token_list": TOKENS, "token_merges": ["a b"], "bos_token_id": 0, "eos_token_id": 1,
+    }.items():  # fmt: skip
+        getattr(writer, f"add_{name}")(value)
+    draw, shapes = np.random.default_rng(0), {"ffn_gate": (64, 32), "ffn_up": (64, 32), "ffn_down": (32, 64)}
+    shapes |= {f"attn_{part}": (32, 32) for part in ("q", "k", "v", "output")}
+    shapes = {f"blk.0.{name}": shape for name, shape in shapes.items()} | {"token_embd": (len(TOKENS), 32)}
+    held = {name: draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    for name, numbers in held.items():
+        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(numbers, q8), raw_dtype=q8)
+    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(32, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return held
+
+
+def test_a_gguf_file_is_written_as_a_folder_in_full_numbers(tmp_path):
+    held = write_gguf(tmp_path / "small.gguf")
+    write_plain(tmp_path / "small.gguf", tmp_path / "base")
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "base").model
+    pairs = {"token_embd": model.embed_tokens, "blk.0.ffn_down": model.layers[0].mlp.down_proj}
+    for name, module in pairs.items():
+        assert module.weight.dtype == torch.float32
+        torch.testing.assert_close(module.weight.detach(), torch.from_numpy(held[name]), atol=0.02, rtol=0)
+    assert AutoTokenizer.from_pretrained(tmp_path / "base")("abc")["input_ids"][-2:] == [5, 4]
+    opened = open_base(find_source("base", tmp_path, download=False))
+    assert len(opened.slots) > 8
 
 
 def test_a_file_that_is_no_gguf_is_an_error_in_words(tmp_path):

@@ -85,6 +85,27 @@ def test_every_answer_is_in_a_table(reported):
                 assert set(residuals.values()) == {None}
 
 
+def test_the_table_is_the_same_however_many_answers_are_written_at_a_time(reported, tmp_path, monkeypatch):
+    from massmerge.evaluation import predictions
+
+    found, report, _ = reported
+    monkeypatch.setattr(predictions, "_GROUP", 3)
+    parts = parquet.ParquetFile(predictions.write_predictions(found, tmp_path))
+    assert parts.num_row_groups == 13
+    assert parts.read().equals(parquet.read_table(report / "predictions.parquet"))
+
+
+def test_residuals_are_shown_of_the_own_task_and_the_best_other_one(reported):
+    from massmerge.evaluation.summary import residual_pairs
+
+    found, _, _ = reported
+    tasks = ["spam", "topic", "mood"]
+    for task, (own, other) in residual_pairs(found).items():
+        rows = [dict(zip(tasks, r.residuals, strict=True)) for r in found.results if r.task == task and r.residuals]
+        assert own.tolist() == [row[task] for row in rows]
+        assert other.tolist() == [min(row[t] for t in tasks if t != task) for row in rows]
+
+
 def test_without_pyarrow_the_table_is_csv(reported, tmp_path, monkeypatch):
     from massmerge.evaluation.predictions import write_predictions
 

@@ -1,5 +1,6 @@
 """Rows in columns give back what was put in."""
 
+import tracemalloc
 from array import array
 
 from hypothesis import given
@@ -47,9 +48,19 @@ def test_the_rows_of_a_task_come_in_their_order(rows):
     assert list(found) == own and found[:2] == own[:2] and len(found) == len(own)
 
 
-def test_a_row_takes_a_fifth_of_what_an_object_takes():
-    import tracemalloc
+def test_answers_that_no_row_has_take_no_room():
+    def held(answer):
+        tracemalloc.start()
+        table = table_of([RowResult("red", i, "yes", Given("red", "yes", 0.5), expert=answer) for i in range(2_000)])
+        found, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert table[1_999].expert == answer
+        return found
 
+    assert held(Given("red", "no", 0.5)) - held(Given()) > 16 * 2_000
+
+
+def test_a_row_takes_a_fifth_of_what_an_object_takes():
     answer = Given("red", "yes", 0.5)
     tracemalloc.start()
     table = RowTable()

@@ -1,6 +1,7 @@
 """Which rows of a suite are taken, in which order, and what is refused before anything runs."""
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -151,7 +152,22 @@ def test_the_stream_holds_every_row_once_in_an_order_of_its_seed():
     assert sorted(order) == sorted((task, i) for task, n in counts.items() for i in range(n))
     assert order == stream_order(counts, 0)
     assert order != stream_order(counts, 1)
-    assert order != sorted(order)
+    assert list(order) != sorted(order)
+    assert list(order[5:9]) == list(order)[5:9]
+
+
+def test_a_window_of_the_stream_is_sorted_and_rows_of_equal_length_keep_their_order():
+    order = stream_order({"a": 9, "b": 8}, 0)
+    found = list(order.sorted_within(5, lambda row: row[1] // 3))
+    assert found == [row for at in range(0, 17, 5) for row in sorted(order[at : at + 5], key=lambda row: row[1] // 3)]
+
+
+def test_a_stream_of_many_rows_takes_some_bytes_for_each():
+    tracemalloc.start()
+    order = stream_order({"a": 100_000, "b": 100_000}, 0)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 10 * len(order)
 
 
 def test_tasks_are_spread_over_the_whole_stream():

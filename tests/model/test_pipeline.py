@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import transformers
+from PIL import Image
 
 import massmerge as mm
-from models import FAMILIES, family_bundle, text_bundle
+from models import FAMILIES, family_bundle, make_bundle, text_bundle
 
 TEXTS = ["a text", "another one", "and a third"]
 
@@ -62,6 +63,41 @@ def test_a_generator_is_answered_as_it_is_read(root):
 
     answers = mm.pipeline(text_bundle(root), batch_size=1)(rows())
     assert next(answers)["label"] and len(read) < len(TEXTS)
+
+
+def test_a_data_set_is_answered_row_by_row(pair):
+    from transformers.pipelines.pt_utils import KeyDataset
+
+    name, ours, theirs = pair
+    rows = KeyDataset([{"text": text, "other": 1} for text in TEXTS], "text")
+    options = {"batch_size": 2, "truncation": True}
+    assert plain(list(ours(rows, task=name, **options))) == plain(list(theirs(rows, **options)))
+
+
+def test_what_a_bundle_always_does_cannot_be_turned_off(pair):
+    with pytest.raises(mm.InputError, match="always pads and truncates"):
+        pair[1](TEXTS, truncation=False)
+
+
+@pytest.fixture(scope="module")
+def picture_pair(root, tmp_path_factory):
+    """A task of a bundle of seven labels as our pipeline and as transformers', and two pictures."""
+    folder = tmp_path_factory.mktemp("pictures")
+    (folder / "base").mkdir()
+    transformers.ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder / "base")
+    bundle = make_bundle(folder, "vit", {"a": 7, "b": 2}, merge={"rank": 8})
+    mm.export(bundle, folder / "exported", "hf", tasks=["a"])
+    theirs = transformers.pipeline("image-classification", model=str(folder / "exported"), device="cpu")
+    pictures = [Image.new("RGB", (40, 30), (90 * i, 40, 200)) for i in range(2)]
+    pictures[0].save(folder / "first.png")
+    return mm.pipeline(bundle), theirs, pictures, str(folder / "first.png")
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 1}, {"top_k": 3}, {"top_k": None}, {"batch_size": 2}], ids=str)
+def test_pictures_give_what_transformers_gives(picture_pair, options):
+    ours, theirs, pictures, path = picture_pair
+    for given in (pictures[0], pictures, pictures[:1], path, [path, path]):
+        assert plain(ours(given, task="a", **options)) == plain(theirs(given, **options))
 
 
 def test_images_give_lists_of_labels(root):

@@ -335,21 +335,52 @@ def test_a_second_look_is_explained(tab, text_url):
 # People who use other means than eyes and a mouse
 
 
-@needs_chromium
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_fault_in_any_view(browser, text_url, scheme):
+@pytest.fixture(params=["light", "dark"])
+def phone(browser, request):
+    """A narrow page, and what checks the view that it shows."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
-    with browser.new_context(viewport={"width": 390, "height": 800}, color_scheme=scheme) as context:
+    with browser.new_context(viewport={"width": 390, "height": 800}, color_scheme=request.param) as context:
         page = context.new_page()
-        page.goto(text_url)
-        page.get_by_label("API key").wait_for()
-        found = faults(axe, page)
-        open_texts(page, text_url)
-        answer_to(page, "the team scored a late goal").locator("summary").first.click()
-        found |= faults(axe, page)
-        page.get_by_role("link", name="Bundle").click()
-        page.locator(".tasks").wait_for()
-        assert found | faults(axe, page) == set()
+        yield page, lambda: faults(axe, page)
+
+
+@needs_chromium
+def test_axe_finds_no_fault_in_any_view_of_texts(phone, text_url):
+    page, check = phone
+    page.goto(text_url)
+    page.get_by_label("API key").wait_for()
+    found = check()
+    open_texts(page, text_url)
+    answer_to(page, "the team scored a late goal").locator("summary").first.click()
+    found |= check()
+    page.get_by_role("link", name="Bundle").click()
+    page.locator(".tasks").wait_for()
+    found |= check()
+    page.get_by_role("link", name="API").click()
+    page.get_by_role("heading", name="POST /v1/predict").wait_for()
+    assert found | check() == set()
+
+
+@needs_chromium
+def test_axe_finds_no_fault_in_the_views_of_images(phone, image_url, tmp_path):
+    page, check = phone
+    Image.new("RGB", (64, 48), (10, 200, 30)).save(tmp_path / "green.png")
+    open_images(page, image_url)
+    found = check()
+    page.locator("#file").set_input_files(tmp_path / "green.png")
+    page.locator(".answer").wait_for()
+    assert found | check() == set()
+
+
+@needs_chromium
+def test_axe_finds_no_fault_beside_a_text_that_was_written(phone, root, monkeypatch):
+    page, check = phone
+    with holding(monkeypatch, bundle=chat_bundle(root), max_new_tokens=3) as held:
+        page.goto(f"{held.client.base_url}/")
+        page.get_by_role("textbox", name="Text").fill("free prize")
+        page.keyboard.press("Control+Enter")
+        page.locator("summary", has_text="Request and answer").click()
+        assert check() == set()
 
 
 def faults(axe, page):

@@ -31,6 +31,10 @@ class Schedule:
         self._units = {unit.key: unit for unit in units}
         self._results: dict[str, Any] = {}
         self._missing = {key: {a for a in unit.after if a in self._units} for key, unit in self._units.items()}
+        self._waiting: dict[str, list[str]] = {}
+        for key, missing in self._missing.items():
+            for before in missing:
+                self._waiting.setdefault(before, []).append(key)
         self._heap: list[tuple[float, int, str]] = []
         self._place = {key: place for place, key in enumerate(self._units)}
         for key in [key for key, missing in self._missing.items() if not missing]:
@@ -51,11 +55,10 @@ class Schedule:
     def finish(self, unit: Unit, result: Any) -> None:
         """A unit is done; others may have waited for it."""
         self._results[unit.key] = result
-        for key, missing in self._missing.items():
-            if unit.key in missing:
-                missing.remove(unit.key)
-                if not missing:
-                    self.put_back(self._units[key])
+        for key in self._waiting.pop(unit.key, ()):
+            self._missing[key].remove(unit.key)
+            if not self._missing[key]:
+                self.put_back(self._units[key])
 
     @property
     def complete(self) -> bool:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from sys import intern
+from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from massmerge.errors import InputError, MassError, listing
 from massmerge.evaluation.metrics import plain_text
@@ -19,6 +23,17 @@ from massmerge.evaluation.suite import VALIDATION, Suite, SuiteTask, label_set
 from massmerge.io.spool import Spool
 
 _SHOWN = 30  # labels of each side in an error; more would drown the message
+
+
+@dataclass(frozen=True)
+class RowNames:
+    """What rows are called, by their places; made when it is asked for."""
+
+    source: RowSource
+    rows: Sequence[int]
+
+    def __getitem__(self, place: int) -> str:
+        return self.source.row_name(self.rows[place])
 
 
 @dataclass
@@ -45,9 +60,10 @@ class TaskData:
         """Path or id of the source."""
         return self.source.where
 
-    def row_name(self, place: int) -> str:
-        """How one of these rows is called in reports."""
-        return self.source.row_name(self.rows[place])
+    @property
+    def names(self) -> RowNames:
+        """How these rows are called in reports."""
+        return RowNames(self.source, self.rows)
 
     def read_inputs(self) -> None:
         """Copy the inputs to the spool."""
@@ -114,7 +130,8 @@ def read_task(
         raise InputError(f"{source.where}: the split {split!r} has no rows ({len(labels)} are too few to split).")
     draw = np.random.default_rng((seed, zlib.crc32(name.encode()))).permutation(len(there))
     rows = sorted(there[draw[:limit]].tolist())
-    return TaskData(name, source, rows, [labels[row] for row in rows], len(there), task.prompted)
+    # Of a million rows, labels that are one object each take 60 MB.
+    return TaskData(name, source, rows, [intern(labels[row]) for row in rows], len(there), task.prompted)
 
 
 def _part(name: str, task: SuiteTask, split: str | None, count: int) -> np.ndarray[Any, Any]:
@@ -202,10 +219,50 @@ def read_suite(
     return found
 
 
-def stream_order(counts: Mapping[str, int], seed: int) -> list[tuple[str, int]]:
-    """Every row of every task once, as (task, place), in an order that only the seed decides."""
-    everything = [(task, place) for task, count in counts.items() for place in range(count)]
-    return [everything[i] for i in np.random.default_rng(seed).permutation(len(everything))]
+class RowOrder(Sequence[tuple[str, int]]):
+    """Rows of several tasks in an order, each as (task, place). A row takes 8 bytes, where a pair takes 100.
+
+    Args:
+        counts: how many rows each task has.
+        numbers: the rows (n,), numbered from the first of the first task to the last of the last.
+    """
+
+    def __init__(self, counts: Mapping[str, int], numbers: NDArray[np.int64]) -> None:
+        self.counts, self._numbers, self._tasks = counts, numbers, list(counts)
+        self._starts = list(accumulate(counts.values(), initial=0))
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> tuple[str, int]: ...
+    @overload
+    def __getitem__(self, place: slice) -> RowOrder: ...
+    def __getitem__(self, place: int | slice) -> tuple[str, int] | RowOrder:
+        """A row, or some of them in their order."""
+        if isinstance(place, slice):
+            return RowOrder(self.counts, self._numbers[place])
+        number = int(self._numbers[place])
+        task = bisect_right(self._starts, number) - 1
+        return self._tasks[task], number - self._starts[task]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RowOrder) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def sorted_within(self, window: int, key: Callable[[tuple[str, int]], int]) -> RowOrder:
+        """The same rows, those of each window sorted by a key."""
+        found = [
+            self._numbers[at + np.argsort([key(row) for row in self[at : at + window]], kind="stable")]
+            for at in range(0, len(self), window)
+        ]
+        return RowOrder(self.counts, np.concatenate(found))
+
+
+def stream_order(counts: Mapping[str, int], seed: int) -> RowOrder:
+    """Every row of every task once, in an order that only the seed decides."""
+    return RowOrder(counts, np.random.default_rng(seed).permutation(sum(counts.values())))
 
 
 def batches_of_one_task(counts: Mapping[str, int], size: int, seed: int) -> list[list[tuple[str, int]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -242,7 +243,7 @@ def collect(
         count_routes(rows, list(ready.data), ready.tasks), count_sets(rows), timings, sizes,
         (*ready.notes, *_static_notes(ready), *_notes(results, ready.suite, options)),
         datetime.now(UTC).isoformat(timespec="seconds"),
-        rows, {task: [data.row_name(i) for i in range(len(data))] for task, data in ready.data.items()},
+        rows, {task: data.names for task, data in ready.data.items()},
         None if ready.static else _reliability(rows, results, groups, writes=ready.writes),
     )  # fmt: skip
 
@@ -252,12 +253,13 @@ def _reliability(
 ) -> Reliability | None:
     """What the confidences of the answers are worth; those of texts speak of the task alone."""
     numbers = {result.task for result in results if result.metric == "spearman"}
-    sure, right, tasks = list[float](), list[bool](), list[str]()
+    sure, right, tasks = array("d"), array("b"), array("q")  # for there may be millions
+    places = {result.task: place for place, result in enumerate(results)}
     for row in rows:
         if row.confidence is not None and row.given.task and (writes or row.task not in numbers):
             sure.append(row.confidence)
             right.append(row.routed == row.task if writes else is_right(row, groups))
-            tasks.append(row.task)
+            tasks.append(places[row.task])
     if not sure:
         return None
     measured = [result.reference for result in results if result.metric == "accuracy" and result.reference]

@@ -117,7 +117,7 @@ def statistic(
     metric: Metric,
     task: str,
     truths: Sequence[str],
-    given: Sequence[Given],
+    given: Iterable[Given],
     groups: Mapping[str, int] | None = None,
     positive: str | None = None,
 ) -> Statistic:
@@ -148,7 +148,7 @@ def statistic(
 
 
 def _micro_f1_statistic(
-    task: str, truths: Sequence[str], given: Sequence[Given], groups: Mapping[str, int]
+    task: str, truths: Sequence[str], given: Iterable[Given], groups: Mapping[str, int]
 ) -> Statistic:
     """`2 TP / (2 TP + FP + FN)` over all pairs (task, label) of the rows; every label of another task is one too many."""
     counts = np.zeros((len(truths), 2), dtype=np.int64)
@@ -168,14 +168,15 @@ def _micro_f1_statistic(
     return figure
 
 
-def _spearman_statistic(task: str, truths: Sequence[str], given: Sequence[Given]) -> Statistic:
+def _spearman_statistic(task: str, truths: Sequence[str], given: Iterable[Given]) -> Statistic:
     """The correlation over rows that were answered by their own task, times the share of those rows.
 
     An accuracy is the same product. A row that went elsewhere has no value to be ranked, and must not be left out for free.
     """
     truth = np.array([float(label) for label in truths])
-    own = [g.score is not None and g.task in (task, None) for g in given]  # what routes nothing names no task
-    values = np.array([g.score if mine else math.nan for g, mine in zip(given, own, strict=True)], dtype=float)
+    # What routes nothing names no task.
+    own = (g.score if g.score is not None and g.task in (task, None) else math.nan for g in given)
+    values = np.fromiter(own, dtype=float, count=len(truth))
 
     def figure(rows: Rows) -> float:
         answered = ~np.isnan(values[rows])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,12 @@ def write_predictions(found: Evaluation, folder: Path) -> Path:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        path = folder / "predictions.csv"
-        rows = list(_predictions(found))
+        path, rows = folder / "predictions.csv", _predictions(found)
+        first = next(rows)
         with drafted(path) as draft, draft.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
+            writer = csv.DictWriter(file, list(first))
             writer.writeheader()
+            writer.writerow(first)
             writer.writerows(rows)
         return path
     path = folder / "predictions.parquet"
@@ -36,10 +37,20 @@ def write_predictions(found: Evaluation, folder: Path) -> Path:
 
 
 def _write_parquet(arrow: Any, parquet: Any, rows: Iterator[dict[str, Any]], path: Path) -> None:
-    """Row groups of some thousand answers each, of the types that all rows together have."""
-    groups = [arrow.Table.from_pylist(group) for group in iter(lambda: list(islice(rows, _GROUP)), [])]
-    table = arrow.concat_tables(groups, promote_options="permissive")
-    parquet.write_table(table.combine_chunks(), path)
+    """Row groups of some thousand answers each, which are all that is held."""
+    groups = iter(lambda: list(islice(rows, _GROUP)), [])
+    first = next(groups)
+    schema = arrow.schema({name: _type_of(name, arrow) for name in first[0]})
+    with parquet.ParquetWriter(path, schema) as writer:
+        for group in chain([first], groups):
+            writer.write_table(arrow.Table.from_pylist(group, schema))
+
+
+def _type_of(column: str, arrow: Any) -> Any:
+    if column in ("right", "right_shared"):
+        return arrow.bool_()
+    number = column in ("score", "confidence") or column.startswith("residual_")
+    return arrow.float64() if number else arrow.string()
 
 
 def _predictions(found: Evaluation) -> Iterator[dict[str, Any]]:

@@ -52,14 +52,14 @@ class Reliability:
 
 
 def reliability(
-    confidences: Sequence[float], right: Sequence[bool], tasks: Sequence[str], reference: float | None = None
+    confidences: Sequence[float], right: Sequence[int], tasks: Sequence[str | int], reference: float | None = None
 ) -> Reliability:
     """How confidences and correctness of answers go together.
 
     Args:
         confidences: of each answer.
         right: whether it was right.
-        tasks: the true task of each.
+        tasks: the true task of each, by name or number.
         reference: mean accuracy of the experts on the same rows.
     """
     sure, hits = np.asarray(confidences, dtype=float), np.asarray(right, dtype=float)

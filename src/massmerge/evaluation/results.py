@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from massmerge.evaluation.data import RowNames
 from massmerge.evaluation.metrics import Figure, Given, Mean
 from massmerge.evaluation.reliability import Reliability
 from massmerge.evaluation.suite import Metric
@@ -143,7 +144,7 @@ class Evaluation:
     created: str
     results: Sequence[RowResult] = field(repr=False)
     """Every row, in the order of the stream."""
-    names: dict[str, list[str]] = field(repr=False)
+    names: dict[str, RowNames] = field(repr=False)
     """How the rows of each task are called."""
     reliability: Reliability | None = None
     """What the confidences are worth; none where answers have none, or are numbers."""

@@ -11,6 +11,7 @@ from massmerge.evaluation.metrics import Given
 from massmerge.evaluation.results import RowResult
 
 _NONE = -1
+_NOT_GIVEN = Given()
 
 
 class _Words:
@@ -33,22 +34,23 @@ class _Words:
 
 
 class _Answers:
-    """A column of answers as far as they are scored."""
+    """A column of answers as far as they are scored. Behind its last answer it takes no room: few columns are used."""
 
     def __init__(self, words: _Words) -> None:
         self._words = words
         self._names, self._scores = array("i"), array("d")
 
-    def append(self, given: Given) -> None:
-        self._names.extend((self._words.number(given.task), self._words.number(given.label)))
-        self._scores.append(math.nan if given.score is None else given.score)
-
     def __getitem__(self, place: int) -> Given:
+        if place >= len(self._scores):
+            return _NOT_GIVEN
         task, label = self._names[2 * place : 2 * place + 2]
         score = self._scores[place]
         return Given(self._words.text(task), self._words.text(label), None if math.isnan(score) else score)
 
     def __setitem__(self, place: int, given: Given) -> None:
+        missing = place + 1 - len(self._scores)
+        self._names.extend([_NONE] * (2 * missing))
+        self._scores.extend([math.nan] * missing)
         self._names[2 * place], self._names[2 * place + 1] = map(self._words.number, given[:2])
         self._scores[place] = math.nan if given.score is None else given.score
 
@@ -82,7 +84,8 @@ class RowTable(Sequence[RowResult]):
             (self.given, row.given), (self.known, row.known), (self.expert, row.expert), (self.once, row.once),
             (self.once_known, row.once_known),
         ):  # fmt: skip
-            column.append(given)
+            if given != _NOT_GIVEN:
+                column[len(self)] = given
         self._tasks.append(self._words.number(row.task))
 
     def __len__(self) -> int:

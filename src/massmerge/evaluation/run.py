@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from massmerge.evaluation.data import batches_of_one_task, stream_order
+from massmerge.evaluation.data import RowOrder, batches_of_one_task, stream_order
 from massmerge.evaluation.experts import Experts, expert_answers
 from massmerge.evaluation.metrics import given_of, written
 from massmerge.evaluation.prepared import PreparedEvaluation
@@ -67,10 +68,9 @@ def run_stream(
 ) -> tuple[RowTable, dict[str, float]]:
     """Every row once, shuffled, without its task's name: the result of each, and milliseconds per input."""
     if route == "input":
-        parts = [_like_lengths(stream_order(ready.counts, seed), ready, _WINDOW * batch_size)]
+        parts: Sequence[Sequence[tuple[str, int]]] = [_like_lengths(ready, seed, _WINDOW * batch_size)]
     else:
         parts = batches_of_one_task(ready.counts, batch_size, seed)
-    order = [pair for part in parts for pair in part]
 
     def answers() -> Iterator[Prediction]:
         for part in parts:
@@ -80,7 +80,8 @@ def run_stream(
     began = time.perf_counter()
     spent: dict[str, float] = {}
     rows = RowTable()
-    for (task, place), answer in zip(order, model.watched(answers(), progress, "answering", len(order)), strict=True):
+    watched = model.watched(answers(), progress, "answering", sum(map(len, parts)))
+    for (task, place), answer in zip(chain.from_iterable(parts), watched, strict=True):
         rows.append(_row(ready, task, place, answer))
         for step, value in answer.timings.items():
             if step != "inputs":
@@ -117,14 +118,14 @@ def _answers(
         )  # fmt: skip
 
 
-def _like_lengths(order: list[tuple[str, int]], ready: PreparedEvaluation, window: int) -> list[tuple[str, int]]:
+def _like_lengths(ready: PreparedEvaluation, seed: int, window: int) -> RowOrder:
     """The stream, texts of each window sorted by length: answers do not depend on their batch, but padding costs time."""
 
     def length(pair: tuple[str, int]) -> int:
         item = ready.data[pair[0]].inputs[pair[1]]
         return len(item) if isinstance(item, str) else 0
 
-    return [pair for at in range(0, len(order), window) for pair in sorted(order[at : at + window], key=length)]
+    return stream_order(ready.counts, seed).sorted_within(window, length)
 
 
 def _row(ready: PreparedEvaluation, task: str, place: int, answer: Prediction) -> RowResult:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,17 +103,18 @@ def _statistics(
     """Each figure as a function of the rows that are counted, so that it can be drawn again."""
     labels = [row.label for row in rows]
 
-    def figure_of(given: list[Given], sharing: Mapping[str, int]) -> Statistic:
+    def figure_of(given: Iterable[Given], sharing: Mapping[str, int]) -> Statistic:
         return statistic(task.metric, data.task, labels, given, sharing, task.positive)
 
-    found = {"strict": figure_of([r.given for r in rows], {}), "shared": figure_of([r.given for r in rows], groups)}
+    strict = figure_of((r.given for r in rows), {})
+    found = {"strict": strict, "shared": figure_of((r.given for r in rows), groups) if groups else strict}
     if known:
-        found["known"] = figure_of([r.known for r in rows], {})
+        found["known"] = figure_of((r.known for r in rows), {})
     if once:
-        found["once"] = figure_of([r.once for r in rows], {})
-        found["once_known"] = figure_of([r.once_known for r in rows], {})
+        found["once"] = figure_of((r.once for r in rows), {})
+        found["once_known"] = figure_of((r.once_known for r in rows), {})
     if expert:
-        found["reference"] = figure_of([r.expert for r in rows], {})
+        found["reference"] = figure_of((r.expert for r in rows), {})
     routed = np.array([r.routed == data.task for r in rows])
     held = np.array([data.task in r.selected for r in rows])
     found["routing"] = lambda chosen: float(routed[chosen].mean())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -307,11 +308,13 @@ def _radar(found: Evaluation) -> Any:
 def residual_pairs(found: Evaluation) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """For each task the residuals of its rows: of the task itself, and the least of the others."""
     names = found.confusion.columns[:-2]
+    residuals = {result.task: array("f") for result in found.tasks}
+    for row in found.results:
+        if len(row.residuals) > 1:
+            residuals[row.task].extend(row.residuals)
     pairs = {}
-    for task in (result.task for result in found.tasks):
-        rows = [row.residuals for row in found.results if row.task == task and len(row.residuals) > 1]
-        if rows:
-            table = np.array(rows, dtype=float)
-            place = names.index(task)
-            pairs[task] = (table[:, place], np.delete(table, place, 1).min(1))
+    for task, numbers in residuals.items():
+        if numbers:
+            table, place = np.array(numbers).reshape(-1, len(names)), names.index(task)
+            pairs[task] = (table[:, place].astype(float), np.delete(table, place, 1).min(1).astype(float))
     return pairs

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import Dataset
+
 from massmerge.errors import InputError
 from massmerge.model.answers import Prediction
 from massmerge.model.load import load
@@ -36,14 +38,18 @@ class Pipeline:
         top_k: int | str | None = _NOT_GIVEN,
         task: str | list[str] | None = None,
         batch_size: int | None = None,
+        truncation: bool = True,
+        padding: bool = True,
     ) -> Any:
-        """Classify one input, a list, or any other iterable, which is answered one by one as it is read.
+        """Classify one input, a list, or any other iterable or data set, which is answered one by one as it is read.
 
         Args:
             inputs: texts, `{"text": …, "text_pair": …}`, images, or paths of images.
-            top_k: how many labels of the task that answers; None for all of them.
+            top_k: how many labels of the task that answers; None for all of them, and for the best five of an image.
             task: a task's name to skip routing, or several to choose among.
             batch_size: how many inputs run at once.
+            truncation: for calls that give it; a bundle always cuts what its base cannot read.
+            padding: likewise; a bundle always pads its batches.
 
         Returns:
             What transformers returns for the same call, `{"label": …, "score": …}`, with `"task"` beside: for one text a
@@ -52,6 +58,12 @@ class Pipeline:
         wanted = self._top_k if top_k == _NOT_GIVEN else top_k
         if not (wanted is None or wanted == _NOT_GIVEN or (isinstance(wanted, int) and wanted >= 1)):
             raise InputError(f"top_k is a positive number, or None for all labels, not {wanted!r}.")
+        if not (truncation and padding):
+            raise InputError("a bundle always pads and truncates: leave out truncation and padding, or make them True.")
+        if wanted is None and self.model.takes_images:
+            wanted = _NOT_GIVEN
+        if isinstance(inputs, Dataset) and not isinstance(inputs, Iterable):
+            inputs = map(inputs.__getitem__, range(len(inputs)))  # type: ignore[arg-type]
         one = isinstance(inputs, str | Path | Mapping) or not isinstance(inputs, Iterable)
         found = self._answers([inputs] if one else inputs, wanted, task, batch_size or self._batch_size)
         if not one:

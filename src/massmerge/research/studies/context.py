@@ -114,7 +114,7 @@ class StudyContext:
         """
         item = self.ready.data[sample.task].inputs[sample.place]
         if isinstance(item, Exception):
-            raise InputError(f"{self.ready.data[sample.task].row_name(sample.place)}: {item}")
+            raise InputError(f"{self.ready.data[sample.task].names[sample.place]}: {item}")
         return item
 
     def stored(self, sample: Sample) -> Any:
@@ -222,7 +222,7 @@ class StudyContext:
         try:
             return self.model.read(self.input(sample))
         except InputError as error:
-            name = self.ready.data[sample.task].row_name(sample.place)
+            name = self.ready.data[sample.task].names[sample.place]
             text = str(error)
             raise InputError(text if text.startswith(name) else f"{name}: {text}") from None
 

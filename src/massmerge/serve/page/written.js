@@ -13,7 +13,7 @@ export class WrittenPanel {
    */
   constructor(entry, stop) {
     this.entry = entry;
-    this.text = el("div", { class: "written", tabindex: "0", role: "region", "aria-label": "Answer" });
+    this.text = el("div", { class: "written", tabindex: "0", role: "region", "aria-label": "Generated text" });
     this.routed = el("p", { class: "of-task" }, "finding the task …");
     this.sure = el("p", { class: "sure" });
     this.used = el("p", { class: "lead used" });
