@@ -77,7 +77,7 @@ def test_a_configuration_beside_a_gguf_file_may_not_name_code(tmp_path):
         write_plain(tmp_path / "small.gguf", tmp_path / "out")
 
 
-def write_gguf(path: Path, layers: int) -> Path:
+def write_headers(path: Path, layers: int) -> Path:
     """A GGUF file of a tiny Llama that holds its word embeddings and nothing else."""
     gguf = pytest.importorskip("gguf")
     file = gguf.GGUFWriter(path, "llama")
@@ -102,7 +102,7 @@ def write_gguf(path: Path, layers: int) -> Path:
 )
 def test_a_gguf_file_that_lacks_what_it_describes_is_refused_and_nothing_is_written(tmp_path, layers, words):
     with pytest.raises(InputError, match=words):
-        write_plain(write_gguf(tmp_path / "small.gguf", layers), tmp_path / "out")
+        write_plain(write_headers(tmp_path / "small.gguf", layers), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["small.gguf"]
 
 
