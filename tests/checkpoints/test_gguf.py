@@ -110,5 +110,5 @@ def test_what_is_at_the_target_of_a_gguf_file_stays(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
     with pytest.raises(InputError, match="already exists"):
-        write_plain(write_gguf(tmp_path / "small.gguf", 1), tmp_path / "out")
+        write_plain(write_headers(tmp_path / "small.gguf", 1), tmp_path / "out")
     assert (tmp_path / "out" / "mine.txt").read_text() == "mine"
