@@ -146,7 +146,7 @@ def test_a_fitted_router_knows_no_lift(bundle):
 
 
 def test_a_fitted_router_can_find_an_input_unknown_by_agreement(bundle):
-    calibrate(bundle, INPUTS)
+    calibrate(bundle, INPUTS, kind="prototype")  # which has a vote for each voter
     model = massmerge.load(bundle)
     agreement = model.route("gene law film")[0].agreement
     assert model.predict("gene law film", unknown={"agreement": min(1.0, agreement + 0.01)})[0].task is None

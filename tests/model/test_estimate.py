@@ -9,7 +9,7 @@ import massmerge
 from massmerge.linalg.intervals import Figure, mean_of, wilson
 from massmerge.model.advice import advise
 from massmerge.model.answers import Routing
-from massmerge.model.calibrate import _simplest_good, calibrate
+from massmerge.model.calibrate import _first_good, calibrate
 from massmerge.model.estimate import ConfusedPair, Estimate, estimate, folds
 from models import text_bundle
 
@@ -88,4 +88,4 @@ def test_one_input_a_task_cannot_be_left_out():
 def test_a_router_is_left_for_another_only_if_that_is_better_by_a_standard_error(linear, chosen):
     figures = {"prototype": Figure(0.8, 0.76, 0.84), "linear": Figure(linear, linear - 0.04, linear + 0.04)}
     tried = {kind: Estimate(figure, {}, []) for kind, figure in figures.items()}
-    assert _simplest_good(tried) == chosen
+    assert _first_good(tried) == chosen

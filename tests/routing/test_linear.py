@@ -6,7 +6,9 @@ from torch.nn.functional import cross_entropy, normalize
 
 from massmerge.routing import Activation
 from massmerge.routing.linear import Linear, fit_logistic, residual_vote, whitener
+from massmerge.routing.per_voter import PerVoter
 from massmerge.routing.projection import ProjectionRouter
+from massmerge.routing.prototype import PrototypeRouter
 from massmerge.routing.selection import standardize
 
 TASKS, WIDTHS = 3, (6, 4)
@@ -61,7 +63,21 @@ def test_whitening_and_centring_are_taken_into_the_weights():
 
     weight, bias = fit_logistic(features(seen), owners, TASKS)
     expected = -(features(asked) @ weight.mT + bias).log_softmax(1)
-    assert torch.allclose(opinion(fitted(), asked), expected, atol=0.05)
+    assert torch.allclose(opinion(without_prototypes(fitted()), asked), expected, atol=0.05)
+
+
+def without_prototypes(kept):
+    """As older bundles keep it."""
+    return {name: tensor for name, tensor in kept.items() if not name.endswith(".share")}
+
+
+def test_the_fewer_inputs_the_more_the_prototypes_count():
+    (seen, owners), (asked, _) = cloud(0), cloud(1)
+    kept, each = fitted(), PerVoter(PrototypeRouter)
+    near = each.load(VOTERS, each.fit(VOTERS, seen, owners, SUBSPACES), SUBSPACES)([Activation(z) for z in asked])
+    share = 128 / (len(owners) / TASKS)
+    logits = -opinion(without_prototypes(kept), asked) - share * standardize(torch.stack(near.opinions)).mean(0)
+    assert torch.allclose(opinion(kept, asked), -logits.log_softmax(1), atol=1e-4)
 
 
 def test_a_whitener_makes_the_scatter_within_tasks_even_but_for_the_shrinkage():

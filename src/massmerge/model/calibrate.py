@@ -31,7 +31,7 @@ from massmerge.routing.tuned import TUNED
 from massmerge.routing.typicality import fit_typicality
 
 MOST = 2000  # inputs of a task that are read unless more are asked for
-AUTO = ("prototype", "linear")
+AUTO = ("linear", "prototype")
 KINDS = ("auto", *FITTED)
 
 
@@ -98,10 +98,10 @@ def calibrate(
         path: the bundle. It is replaced as a whole by one with the router; all other files stay what they are.
         inputs: for each task some inputs of it; they need no labels. A task may have none if an earlier calibration had:
             the bundle keeps their mean and scatter, also when tasks are added or removed.
-        kind: `auto` takes `linear` if it beats `prototype` by more than a standard error in cross-validation. `prototype`
-            keeps the mean activation and counts it together with the subspaces; `linear` is a logistic regression on what
-            all voters see; `nearest` keeps all activations; `mlp` trains a network on them;
-            `tuned` trains an adapter of the first pass to name the task.
+        kind: `auto` takes `linear` unless `prototype` beats it by more than a standard error in cross-validation.
+            `prototype` keeps the mean activation and counts it together with the subspaces; `linear` is a logistic
+            regression on what all voters see, together with the prototypes; `nearest` keeps all activations; `mlp` trains a
+            network on them; `tuned` trains an adapter of the first pass to name the task.
         count: how many inputs of each task are used at most.
         precision: propose the least confidence with which this share of answers is right.
         write_limits: write the limits that are proposed into the bundle, which abstains by them from then on.
@@ -150,7 +150,7 @@ def _fit(
     kinds = AUTO if kind == "auto" else (kind,)
     asked = held_out(model, looks, owners, kinds, step)
     before, tried = asked["projection"].estimate, {k: asked[k].estimate for k in kinds if k in asked}
-    best = _simplest_good(tried) if tried else kinds[0]
+    best = _first_good(tried) if tried else kinds[0]
     everything = torch.arange(len(owners))
     fitted = {
         f"{best}.{name}": tensor
@@ -197,8 +197,8 @@ def _moments(looks: list[Seen], owners: Tensor, tasks: int) -> dict[str, Tensor]
     return moment_tensors({place_of(look.names): fit_moments(look.activations, owners, tasks) for look in looks})
 
 
-def _simplest_good(tried: dict[str, Estimate]) -> str:
-    """The first kind within a standard error of the best: a dozen inputs a task cannot tell small differences."""
+def _first_good(tried: dict[str, Estimate]) -> str:
+    """The first kind within a standard error of the best: a few inputs of each task cannot tell small differences."""
     best = max((found.mean for found in tried.values()), key=lambda mean: mean.value)
     least = best.value - (best.high - best.low) / 4  # an interval of 95 % is four standard errors wide
     return next(kind for kind, found in tried.items() if found.mean.value >= least)

@@ -1,4 +1,7 @@
-"""A router of all voters together: multinomial logistic regression on what they see and on the vote of the residuals."""
+"""A router of all voters together: multinomial logistic regression on what they see and on the vote of the residuals.
+
+The fewer inputs there are, the more the vote of the prototypes counts beside it: both err, but seldom on the same inputs.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax, normalize
 
 from massmerge.routing.activation import Activation
+from massmerge.routing.per_voter import PerVoter
 from massmerge.routing.projection import ProjectionRouter
+from massmerge.routing.prototype import PrototypeRouter
 from massmerge.routing.router import Router, RouterKind, Scores, place_of
 from massmerge.routing.selection import standardize
 
@@ -18,11 +23,22 @@ _SHRINKAGE = 0.5
 _RIDGE = 2e-5
 _VOTE = 0.3  # size of the vote beside activations of length 1: what counts much is penalised little
 _STEPS = 200
+_PROTOTYPES = 128.0  # what the vote of the prototypes counts, times the inputs of a task
 
 
-def residual_vote(units: list[Tensor], subspaces: list[ProjectionRouter]) -> Tensor:
-    """The mean standardised residual of all voters (n, T), from what each sees (n, width)."""
-    return standardize(torch.stack([own(z) for own, z in zip(subspaces, units, strict=True)])).mean(0)
+def vote(scores: Sequence[Tensor]) -> Tensor:
+    """The mean standardised score of all voters (n, T); less is better."""
+    return standardize(torch.stack(list(scores))).mean(0)
+
+
+def residuals_of(units: Sequence[Tensor], subspaces: Sequence[ProjectionRouter]) -> list[Tensor]:
+    """Residuals (n, T) for each voter, from what it sees (n, width)."""
+    return [own(z) for own, z in zip(subspaces, units, strict=True)]
+
+
+def residual_vote(units: Sequence[Tensor], subspaces: Sequence[ProjectionRouter]) -> Tensor:
+    """The vote of the residuals, from what each voter sees (n, width)."""
+    return vote(residuals_of(units, subspaces))
 
 
 def whitener(units: Tensor, owners: Tensor, tasks: int) -> Tensor:
@@ -58,24 +74,30 @@ class LinearRouter(Router):
     """One opinion of all voters together: negative log-probabilities.
 
     Args:
-        weight: (T, sum of the voters' widths), on activations of length 1, voter by voter.
-        vote: (T, T), on the vote of the residuals.
-        bias: (T,).
+        kept: `weight` (T, sum of the voters' widths), on activations of length 1, voter by voter; `vote` (T, T), on the vote
+            of the residuals; `bias` (T,); and `share`, what the prototypes' vote counts, which older bundles have not.
+        prototypes: for each voter; none without a share.
         subspaces: the tasks' for each voter.
     """
 
-    def __init__(self, weight: Tensor, vote: Tensor, bias: Tensor, subspaces: list[ProjectionRouter]) -> None:
-        self._weight, self._vote, self._bias, self._subspaces = weight, vote, bias, subspaces
+    def __init__(
+        self, kept: dict[str, Tensor], prototypes: list[PrototypeRouter], subspaces: list[ProjectionRouter]
+    ) -> None:
+        self._kept, self._prototypes, self._subspaces = kept, prototypes, subspaces
 
     def __call__(self, seen: list[Activation]) -> Scores:
         """What all voters say together."""
-        units = [normalize(activation.pooled(), dim=1) for activation in seen]
-        logits = torch.cat(units, 1) @ self._weight.mT + self._bias
-        return Scores([-log_softmax(logits + residual_vote(units, self._subspaces) @ self._vote.mT, 1)], probable=True)
+        kept, units = self._kept, [normalize(activation.pooled(), dim=1) for activation in seen]
+        residuals = residuals_of(units, self._subspaces)
+        logits = torch.cat(units, 1) @ kept["weight"].mT + kept["bias"] + vote(residuals) @ kept["vote"].mT
+        if self._prototypes:
+            near = vote([p.beside(*each) for p, *each in zip(self._prototypes, units, residuals, strict=True)])
+            logits = log_softmax(logits, 1) - kept["share"] * near
+        return Scores([-log_softmax(logits, 1)], probable=True)
 
 
 class Linear(RouterKind):
-    """One router for all voters, kept under the names of the first and the last."""
+    """One router for all voters, kept under the names of the first and the last; and prototypes under the name of each."""
 
     probable, second_look = True, True
 
@@ -85,16 +107,20 @@ class Linear(RouterKind):
         """The weights; whitening and centring are taken in, so that the router reads activations of length 1."""
         tasks = len(subspaces[0].ranks)
         units = [normalize(z, dim=1) for z in seen]
-        vote = residual_vote(units, subspaces)
         centres = [u.mean(0) for u in units]
         size = sum(u.shape[1] for u in units) ** 0.5
         whiteners = [whitener(u, owners, tasks) / size for u in units]
         parts = [(u - c) @ w for u, c, w in zip(units, centres, whiteners, strict=True)]
-        weight, bias = fit_logistic(torch.cat([*parts, _VOTE * vote], 1), owners, tasks)
+        seen_by_all = torch.cat([*parts, _VOTE * residual_vote(units, subspaces)], 1)
+        weight, bias = fit_logistic(seen_by_all, owners, tasks)
         *own, counted = torch.split(weight, [*(u.shape[1] for u in units), tasks], dim=1)
         folded = torch.cat([part @ w for part, w in zip(own, whiteners, strict=True)], 1)
-        kept = {"weight": folded, "vote": _VOTE * counted, "bias": bias - folded @ torch.cat(centres)}
-        return {f"{place_of(voters)}.{name}": tensor.contiguous() for name, tensor in kept.items()}
+        kept = {
+            "weight": folded, "vote": _VOTE * counted, "bias": bias - folded @ torch.cat(centres),
+            "share": torch.tensor(_PROTOTYPES * tasks / len(owners)),
+        }  # fmt: skip
+        found = {f"{place_of(voters)}.{name}": tensor.contiguous() for name, tensor in kept.items()}
+        return found | _PROTOTYPE.fit(voters, seen, owners, subspaces)
 
     def missing(self, voters: Sequence[str], kept: Iterable[str]) -> list[str]:
         """All voters, if the router was fitted for others."""
@@ -102,5 +128,14 @@ class Linear(RouterKind):
 
     def load(self, voters: Sequence[str], kept: dict[str, Tensor], subspaces: list[ProjectionRouter]) -> LinearRouter:
         """The router of these weights."""
-        weight, vote, bias = (kept[f"{place_of(voters)}.{name}"] for name in ("weight", "vote", "bias"))
-        return LinearRouter(weight, vote, bias, subspaces)
+        place = f"{place_of(voters)}."
+        own = {name.removeprefix(place): tensor for name, tensor in kept.items() if name.startswith(place)}
+        prototypes = [
+            PrototypeRouter.load({n: kept[f"{voter}.{n}"] for n in ("weight", "offset", "scales")}, subspace)
+            for voter, subspace in zip(voters, subspaces, strict=True)
+            if "share" in own
+        ]
+        return LinearRouter(own, prototypes, subspaces)
+
+
+_PROTOTYPE = PerVoter(PrototypeRouter)

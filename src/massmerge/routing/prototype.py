@@ -90,10 +90,15 @@ class PrototypeRouter(VoterRouter):
     def __call__(self, z: Tensor) -> Tensor:
         """Scores (batch, T) of activations (batch, d), up to what is the same for all tasks."""
         units = normalize(z, dim=1)
+        residuals = None if self._scales is None or self._residuals is None else self._residuals(units)
+        return self.beside(units, residuals)
+
+    def beside(self, units: Tensor, residuals: Tensor | None) -> Tensor:
+        """The same for activations of length 1, whose residuals are known; without them the distance decides alone."""
         distances = self._offset - units @ self._weight.mT
-        if self._scales is None or self._residuals is None:
+        if self._scales is None or residuals is None:
             return distances
-        return self._scales[0] * self._residuals(units) + self._scales[1] * distances
+        return self._scales[0] * residuals + self._scales[1] * distances
 
 
 def _scale(scores: Tensor) -> float:
