@@ -94,7 +94,7 @@ def test_a_second_calibration_at_the_same_time_is_told_to_wait(bundle, monkeypat
 
     monkeypatch.setattr(Model, "activations", activations)
     calibrate(bundle, {task: [text] for task, text in TEXTS.items()})
-    assert len(said) == 2 and Bundle(bundle).router_kind == "prototype"
+    assert len(said) == 2 and Bundle(bundle).router_kind == "linear"
 
 
 def test_what_an_earlier_version_left_when_it_was_killed_is_mended(bundle):
@@ -110,8 +110,8 @@ def test_a_router_that_the_manifest_does_not_name_is_not_used(bundle):
     fitted = shutil.copytree(bundle, bundle.with_name("fitted"))
     calibrate(fitted, {task: [text] for task, text in TEXTS.items()})
     shutil.copy(fitted / "router.safetensors", bundle)  # as a killed calibration of earlier versions left it
-    with pytest.raises(InputError, match="the router prototype has not been fitted"):
-        massmerge.load(bundle, router="prototype")
+    with pytest.raises(InputError, match="the router linear has not been fitted"):
+        massmerge.load(bundle, router="linear")
 
 
 def test_calibrate_leaves_other_files_of_the_folder_and_hard_links_to_it_as_they_are(bundle):
@@ -133,7 +133,7 @@ def test_calibrate_copies_where_there_are_no_hard_links(bundle, monkeypatch):
 
     monkeypatch.setattr(os, "link", refuse)
     calibrate(bundle, {task: [text] for task, text in TEXTS.items()})
-    assert Bundle(bundle).router_kind == "prototype"
+    assert Bundle(bundle).router_kind == "linear"
 
 
 def test_a_calibration_that_fails_keeps_what_a_killed_merge_has_finished(bundle):
@@ -152,7 +152,7 @@ def test_a_calibration_that_fails_keeps_what_a_killed_merge_has_finished(bundle)
 def test_two_renames_do_where_folders_cannot_trade_places(bundle, monkeypatch):
     monkeypatch.setattr(massmerge.bundle.work_folder, "exchange", lambda *_: False)
     calibrate(bundle, {task: [text] for task, text in TEXTS.items()})
-    assert Bundle(bundle).router_kind == "prototype" and names_beside(bundle) == ["bundle"]
+    assert Bundle(bundle).router_kind == "linear" and names_beside(bundle) == ["bundle"]
 
 
 def test_between_the_two_renames_a_kill_loses_nothing(bundle, inputs):

@@ -180,7 +180,7 @@ def test_another_router_can_be_chosen(tmp_path, root):
 
     calibrate(bundle, {task: [text for text, _ in pairs] for task, pairs in rows.items()})
     fitted, plain = (massmerge.evaluate(bundle, suite, router=router, oracle=False) for router in (None, "projection"))
-    assert (fitted.options["router"], plain.options["router"]) == ("prototype", "projection")
+    assert (fitted.options["router"], plain.options["router"]) == ("linear", "projection")
     assert fitted.means["routing"].value > plain.means["routing"].value
 
 

@@ -214,7 +214,7 @@ def test_a_router_of_a_version_that_kept_no_means_is_left_out_with_a_warning(roo
     forget_moments(out)
     done = run("remove", out, "mood")
     assert done.exit_code == 0, done.output
-    assert "prototype router was fitted" in done.stderr and "mass calibrate" in done.stderr
+    assert "linear router was fitted" in done.stderr and "mass calibrate" in done.stderr
     assert "router.safetensors" not in contents(out)
     assert massmerge.load(out).predict("so sad")[0].task in ("spam", "topic")
 

@@ -93,6 +93,7 @@ class Writing:
         self.reader, self._room = reader, positions(model)
         self.encodes = bool(getattr(model, "is_encoder_decoder", False))
         self.objects = {k: v for k, v in options.items() if k in _OBJECTS}
+        self._calls_others = bool(self.objects)
         plain = {k: v for k, v in options.items() if k not in _OBJECTS}
         self._asked = ", ".join(f"{name}={value!r}" for name, value in plain.items())
         self.config = checked_options(defaults, plain, model)
@@ -166,6 +167,8 @@ class Writing:
         except (MassError, OSError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
+            if self._calls_others:  # what a caller's own function raises is the caller's
+                raise
             asked = self._asked or "the base's generation_config.json"
             raise InputError(f"cannot generate with {asked}: {type(error).__name__}: {error}") from error
 
