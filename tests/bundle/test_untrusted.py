@@ -191,6 +191,15 @@ def test_sources_of_a_merge_that_name_code_are_refused_with_their_file(tmp_path,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("place", ["base", "red"])
+@pytest.mark.parametrize("method", ["bitsandbytes", "gptq"])
+def test_quantised_sources_of_a_merge_are_refused_with_the_remedy(tmp_path, place, method):
+    recipe = write_family(tmp_path, "bert", {"red": 2})
+    edit(tmp_path / place / "config.json", quantization_config={"quant_method": method, "load_in_4bit": True})
+    done = CliRunner().invoke(main, ["plan", str(recipe)])
+    assert done.exit_code == 2 and f"{place}/config.json" in done.output and "dequantize" in done.output, done.output
+
+
 def test_a_static_merge_with_code_is_refused(tmp_path):
     out = massmerge.merge(write_family(tmp_path, "bert", {"red": 2}, method="average"), tmp_path / "out", workers=1)
     edit(out / "config.json", _attn_implementation=KERNEL)
