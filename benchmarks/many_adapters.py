@@ -1,6 +1,6 @@
 """What a bundle of hundreds of adapters costs: `python benchmarks/many_adapters.py --adapters 200`.
 
-A BERT of 6 blocks, 384 wide, with random weights, and LoRA adapters of rank 8 at queries and values with random numbers and
+A BERT of 6 blocks, 384 wide (`--base base`: 12 blocks, 768 wide), with random weights, and LoRA adapters of rank 8 at queries and values with random numbers and
 heads of their own. Load and first answer are measured in processes of their own, in turns with those of the base alone, and
 medians are compared. Processor time is compared, which other programs hardly affect; imports are not counted.
 """
@@ -33,19 +33,26 @@ logging.disable_progress_bar()
 RANK, LABELS, LENGTH, BATCH = 8, 3, 32, 32
 MOST_ROUTING, MOST_FIRST = 0.05, 3.0  # of a first pass; times the base's, load included
 TURNS = 5
-CONFIG = BertConfig(
-    hidden_size=384, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=12, vocab_size=30522
-)  # fmt: skip
+SIZES = {"small": (6, 384), "base": (12, 768)}  # blocks and width
 
 
-def write_sources(folder: Path, count: int) -> Path:
+def config_of(size: str) -> BertConfig:
+    """The configuration of a base."""
+    blocks, width = SIZES[size]
+    return BertConfig(
+        hidden_size=width, intermediate_size=4 * width, num_hidden_layers=blocks, num_attention_heads=12, vocab_size=30522
+    )
+
+
+def write_sources(folder: Path, count: int, config: BertConfig) -> Path:
     """A base, adapters of it, and their recipe."""
     torch.manual_seed(0)
-    BertModel(CONFIG).save_pretrained(folder / "base")
+    BertModel(config).save_pretrained(folder / "base")
     said = {"peft_type": "LORA", "task_type": "SEQ_CLS", "r": RANK, "lora_alpha": 2 * RANK}
-    layers = [f"bert.encoder.layer.{i}.attention.self.{part}" for i in range(6) for part in ("query", "value")]
+    layers = [f"bert.encoder.layer.{i}.attention.self.{part}" for i in range(config.num_hidden_layers)
+              for part in ("query", "value")]  # fmt: skip
     for number in range(count):
-        place, width = folder / f"adapter{number}", CONFIG.hidden_size
+        place, width = folder / f"adapter{number}", config.hidden_size
         place.mkdir()
         (place / "adapter_config.json").write_text(json.dumps(said), encoding="utf-8")
         parts = {"lora_A": (RANK, width), "lora_B": (width, RANK)}
@@ -62,7 +69,7 @@ def write_sources(folder: Path, count: int) -> Path:
 
 def inputs(count: int) -> dict[str, torch.Tensor]:
     """A batch of random words."""
-    words = torch.randint(1000, CONFIG.vocab_size, (count, LENGTH), generator=torch.Generator().manual_seed(1))
+    words = torch.randint(1000, 30522, (count, LENGTH), generator=torch.Generator().manual_seed(1))
     return {"input_ids": words, "attention_mask": torch.ones_like(words)}
 
 
@@ -115,19 +122,19 @@ def apart(what: str, folder: Path) -> dict[str, float]:
     return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 
 
-def measure(count: int) -> bool:
+def measure(count: int, size: str) -> bool:
     """Merge, then measure; whether the bounds hold."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        recipe = write_sources(folder, count)
+        recipe = write_sources(folder, count, config_of(size))
         merged, _ = spent(lambda: mm.merge(recipe, folder / "out", workers=1))
-        size = sum(path.stat().st_size for path in (folder / "out").rglob("*") if path.is_file())
+        held = sum(path.stat().st_size for path in (folder / "out").rglob("*") if path.is_file())
         runs = [{what: apart(what, folder) for what in ("base", "bundle")} for _ in range(TURNS)]
     base, bundle = ({key: statistics.median(run[what][key] for run in runs) for key in runs[0][what]}
                     for what in ("base", "bundle"))  # fmt: skip
     share = bundle["routing"] / bundle["first_pass"]
     times = (bundle["load"] + bundle["first"]) / (base["load"] + base["first"])
-    print(f"{count} adapters: merged in {merged:.1f} s, {size / 1e6:.0f} MB")
+    print(f"{count} adapters of a {size} BERT: merged in {merged:.1f} s, {held / 1e6:.0f} MB")
     for name, figures in (("base", base), ("bundle", bundle)):
         print(f"  {name}: " + ", ".join(f"{key} {value:.4g}" for key, value in figures.items()))
     good = {"routing": share <= MOST_ROUTING, "first answer": times <= MOST_FIRST}
@@ -143,6 +150,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--adapters", type=int, nargs="+", default=[200])
+    parser.add_argument("--base", choices=list(SIZES), default="small")
     parser.add_argument("--measure", choices=["base", "bundle"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -151,7 +159,7 @@ def main() -> int:
         found = base_alone(options.folder) if options.measure == "base" else bundle_alone(options.folder)
         print(json.dumps(found))
         return 0
-    held = [measure(count) for count in options.adapters]
+    held = [measure(count, options.base) for count in options.adapters]
     return 0 if all(held) else 1
 
 

@@ -29,7 +29,7 @@ Features = Callable[[Any], Tensor]
 
 @dataclass(frozen=True)
 class Config:
-    """How to train. `samples` counts repeats: a small task is seen several times."""
+    """How to train. `samples` counts repeats: a small task is seen several times. `bfloat16` is the type of products."""
 
     samples: int = 2000
     lr: float = 5e-5
@@ -40,6 +40,7 @@ class Config:
     seed: int = 0
     shots: int = 4
     scale: float = 10.0
+    bfloat16: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,8 @@ def train_backbone(
     with tqdm(batches(train, config.batch_size, steps, config.seed), total=steps, desc=name, unit="step") as bar:
         for rows in bar:
             inputs, labels = train.batch(rows)
-            loss = cross_entropy(head(features(inputs)), labels)
+            with torch.autocast("cpu", torch.bfloat16, enabled=config.bfloat16):
+                loss = cross_entropy(head(features(inputs)).float(), labels)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(parameters, config.clip)

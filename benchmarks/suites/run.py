@@ -29,8 +29,11 @@ STEPS = ("fetch", "finetune", "merge", "evaluate", "compare", "rungs", "report")
 DEFAULT_SETS = {
     "vision": ("core", "wide", "wide20", "alike"),
     "text": ("core", "wide", "alike", "lora", "mixed"),
+    "mpnet": ("core",),
     "llm": ("chat", "bare"),
 }
+PACKAGES = {"mpnet": "text"}
+"""Suites of another base, with the tasks of one that has a package of its own."""
 QUICK_ROWS = 40
 COMPARED_ROWS = 60  # of each task, for the table of all methods: two dozen of them answer every row
 INPUTS_PER_TASK = ("0", "16", "64", "400")
@@ -53,6 +56,18 @@ class Suite:
         """Where base, data, experts, bundles and reports lie."""
         return cache_root() / self.name
 
+    @property
+    def base(self) -> tuple[str, ...]:
+        """Which of the package's bases, if not its first."""
+        return (self.name,) if self.name in PACKAGES else ()
+
+    def write_files(self, batch: Batch) -> tuple[Path, Path]:
+        """Recipe and suite file of some tasks."""
+        found: tuple[Path, Path] = self.recipe.write_files(
+            batch.name, batch.tasks, *([self.folder] if self.base else [])
+        )
+        return found
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -64,7 +79,8 @@ class Batch:
 
 def open_suite(name: str) -> Suite:
     """The suite's modules; imported when needed, because each brings its own model class."""
-    parts = {part: importlib.import_module(f"benchmarks.suites.{name}.{part}") for part in _PARTS}
+    package = PACKAGES.get(name, name)
+    parts = {part: importlib.import_module(f"benchmarks.suites.{package}.{part}") for part in _PARTS}
     return Suite(name, **parts)
 
 
@@ -95,24 +111,24 @@ def choose_batches(suite: Suite, sets: str | None, tasks: str | None) -> list[Ba
 
 def fetch(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
     """The base and the data."""
-    suite.backbone.make_base()
+    suite.backbone.make_base(*suite.base)
     for task in batch.tasks:
         suite.tasks.make_data(task)
 
 
 def finetune(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
     """An expert for each task."""
-    quick = ["--quick"] if options.quick else []
+    common = [*(["--quick"] if options.quick else []), *(["--suite", *suite.base] if suite.base else [])]
     kinds: dict[str, list[str]] = {}
     for task in batch.tasks:
         kinds.setdefault(suite.recipe.kind_of(batch.name, task), []).append(task)
     for kind, tasks in kinds.items():
-        suite.experts.main(["--tasks", ",".join(tasks), *(["--kind", kind] if kind != "full" else []), *quick])
+        suite.experts.main(["--tasks", ",".join(tasks), *(["--kind", kind] if kind != "full" else []), *common])
 
 
 def merge(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
     """The bundle, unless one of the same recipe and experts is there."""
-    recipe, _ = suite.recipe.write_files(batch.name, batch.tasks)
+    recipe, _ = suite.write_files(batch)
     experts = [suite.folder / task["expert"] for task in yaml.safe_load(recipe.read_text(encoding="utf-8"))["tasks"]]
     metrics = [expert / "metrics.json" for expert in experts]
     bundle = _bundle(suite, batch)
@@ -124,7 +140,7 @@ def merge(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
 
 def evaluate(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
     """The figures on the test split, with a report folder for each bundle."""
-    _, suite_file = suite.recipe.write_files(batch.name, batch.tasks)
+    _, suite_file = suite.write_files(batch)
     bundle, report = _bundle(suite, batch), suite.folder / "report" / batch.name
     if not (bundle / "mass.json").is_file():
         raise InputError(f"{bundle}: no bundle there. Run the merge step first.")
@@ -137,7 +153,7 @@ def evaluate(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
 
 def compare(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
     """The table of every method on some of the test rows."""
-    recipe, suite_file = suite.recipe.write_files(batch.name, batch.tasks)
+    recipe, suite_file = suite.write_files(batch)
     out, bundle = suite.folder / "compare" / batch.name, _bundle(suite, batch)
     if suite.name in OWN_TABLES:
         return
@@ -150,7 +166,7 @@ def compare(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
 
 def rungs(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
     """What routing reaches with no inputs, with some of each task, and in the paper's setting."""
-    recipe, suite_file = suite.recipe.write_files(batch.name, batch.tasks)
+    recipe, suite_file = suite.write_files(batch)
     out, bundle = suite.folder / "compare" / f"{batch.name}-rungs.json", _bundle(suite, batch)
     if suite.name in OWN_TABLES:
         return
@@ -190,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--sets",
         help="comma-separated: core, wide, alike, all; for vision also wide20; for text lora, lora_same_start, mixed; "
-        "for llm chat, bare, qv, seed",
+        "and seed1, seed2; for llm chat, bare, qv, seed",
     )
     parser.add_argument("--tasks", help="comma-separated; of the sets, only these tasks")
     parser.add_argument("--steps", help=f"comma-separated, of {', '.join(STEPS)}; all if not given")

@@ -18,11 +18,14 @@ from benchmarks.suites.finetune import chance_of
 BASES = {
     "vision": "DINOv2 ViT-S/14 at 98 pixels",
     "text": "all-MiniLM-L6-v2, mean pooling",
+    "mpnet": "all-mpnet-base-v2, mean pooling, texts of at most 64 tokens",
     "llm": "SmolLM2-135M-Instruct",
 }
 EXPERTS = {
     "experts": "Full fine-tunes",
     "experts_lora": "LoRA adapters, rank 8, each from a random start of its own",
+    "experts_seed1": "Full fine-tunes, second seed",
+    "experts_seed2": "Full fine-tunes, third seed",
     "experts_lora_same_start": "LoRA adapters, rank 8, all from one random start",
 }
 

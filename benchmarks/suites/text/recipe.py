@@ -19,6 +19,8 @@ SETS: dict[str, tuple[str, ...]] = {
     "lora": tuple(CORE),
     "lora_same_start": tuple(CORE),
     "mixed": tuple(CORE),
+    "seed1": tuple(CORE),
+    "seed2": tuple(CORE),
 }
 _ADAPTERS_OF_MIXED = frozenset(tuple(CORE)[1::2])
 
