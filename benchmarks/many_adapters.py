@@ -1,8 +1,9 @@
 """What a bundle of hundreds of adapters costs: `python benchmarks/many_adapters.py --adapters 200`.
 
-A BERT of 6 blocks, 384 wide (`--base base`: 12 blocks, 768 wide), with random weights, and LoRA adapters of rank 8 at queries and values with random numbers and
-heads of their own. Load and first answer are measured in processes of their own, in turns with those of the base alone, and
-medians are compared. Processor time is compared, which other programs hardly affect; imports are not counted.
+A BERT of 6 blocks, 384 wide (`--base base`: 12 blocks, 768 wide), with random weights, and LoRA adapters of rank 8 at queries
+and values with random numbers and heads of their own. Load and first answer are measured in processes of their own, in turns
+with those of the base alone, and medians are compared. Processor time is compared, which other programs hardly affect;
+imports are not counted.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ def config_of(size: str) -> BertConfig:
     """The configuration of a base."""
     blocks, width = SIZES[size]
     return BertConfig(
-        hidden_size=width, intermediate_size=4 * width, num_hidden_layers=blocks, num_attention_heads=12, vocab_size=30522
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=blocks,
+        num_attention_heads=12,
+        vocab_size=30522,
     )
 
 
