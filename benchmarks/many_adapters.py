@@ -1,9 +1,9 @@
 """What a bundle of hundreds of adapters costs: `python benchmarks/many_adapters.py --adapters 200`.
 
-A BERT of 6 blocks, 384 wide (`--base base`: 12 blocks, 768 wide), with random weights, and LoRA adapters of rank 8 at queries
-and values with random numbers and heads of their own. Load and first answer are measured in processes of their own, in turns
-with those of the base alone, and medians are compared. Processor time is compared, which other programs hardly affect;
-imports are not counted.
+A BERT of 6 blocks, 384 wide (`--base base`: 12 blocks, 768 wide), with random weights. Its LoRA adapters of rank 8
+at queries and values have random numbers, and heads of their own. Load and first answer are measured in processes of
+their own, in turns with those of the base alone, and medians are compared. Processor time is compared, which other
+programs hardly affect; imports are not counted.
 """
 
 from __future__ import annotations

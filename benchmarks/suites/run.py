@@ -35,7 +35,9 @@ DEFAULT_SETS = {
 PACKAGES = {"mpnet": "text"}
 """Suites of another base, with the tasks of one that has a package of its own."""
 QUICK_ROWS = 40
-COMPARED_ROWS = 60  # of each task, for the table of all methods: two dozen of them answer every row
+COMPARED_ROWS = 60  # of each task, for the methods that a sceptic asks for
+EVERY_ROWS = 25  # where all two dozen methods answer, some of them after training
+EVERY_METHOD = ("text", "core")
 INPUTS_PER_TASK = ("0", "16", "64", "400")
 RUNG_ROWS = 200
 OWN_TABLES = ("llm",)  # suites whose tables come from scripts of their own
@@ -158,7 +160,9 @@ def compare(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
     if suite.name in OWN_TABLES:
         return
     out.mkdir(parents=True, exist_ok=True)
-    extent = ["--quick"] if options.quick else ["--limit", str(COMPARED_ROWS)]
+    every = (suite.name, batch.name) == EVERY_METHOD and not options.quick
+    rows = QUICK_ROWS if options.quick else EVERY_ROWS if every else COMPARED_ROWS
+    extent = ["--limit", str(rows), *([] if every else ["--quick"])]
     _once(out / "key", out / "methods", [suite_file, bundle / "mass.json"], options.again, lambda: _mass(
         "study", "methods", suite_file, "--bundle", bundle, "--recipe", recipe, "--out", out, "-q", *extent
     ))  # fmt: skip

@@ -307,7 +307,8 @@ def test_wrong_calls_end_with_code_2(suite, bundle):
 
 def test_quick_takes_a_small_sample(suite, bundle, tmp_path):
     assert context_of(suite, bundle, tmp_path, quick=True).settings.limit == 20
-    assert context_of(suite, bundle, tmp_path, quick=True, limit=5).settings.limit == 5
+    for limit in (5, 30):
+        assert context_of(suite, bundle, tmp_path, quick=True, limit=limit).settings.limit == limit
 
 
 @pytest.mark.parametrize("name", ["scaling", "ablation"])

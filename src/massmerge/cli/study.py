@@ -33,7 +33,7 @@ from massmerge.research.studies.run import study as run_study
               help="Folder for results; each study gets a folder of its name in it.")  # fmt: skip
 @click.option("--split", help="What {split} stands for in the suite's paths, such as validation.  [default: test]")
 @click.option("--limit", type=click.IntRange(min=1), help="At most this many rows per task, drawn at random.")
-@click.option("--quick", is_flag=True, help="At most 20 rows per task, and coarse grids.")
+@click.option("--quick", is_flag=True, help="At most 20 rows per task unless --limit is given, and coarse grids.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
               help="For the draw of rows and everything else that is random.")  # fmt: skip
 @batch_size_option

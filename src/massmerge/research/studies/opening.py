@@ -80,7 +80,7 @@ def open_studies(
         raise InputError("a study needs a bundle or a recipe: --bundle out/ or --recipe recipe.yaml.")
     bundle = None if bundle is None else find_bundle(bundle)
     given = _own_recipe(bundle) if recipe is None else recipe_and_folder(recipe, None)
-    limit = min(settings.limit or QUICK_LIMIT, QUICK_LIMIT) if settings.quick else settings.limit
+    limit = settings.limit or (QUICK_LIMIT if settings.quick else None)
     settings = StudySettings(**{**vars(settings), "limit": limit})
     target = _open_target(bundle, given)
     ready = prepare_evaluation(target, suite, split=settings.split, limit=limit, seed=settings.seed)

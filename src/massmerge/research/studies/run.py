@@ -64,7 +64,7 @@ def study(
         out: each study writes to a folder of its name in this one.
         split: what `{split}` stands for in the suite's paths; `test` by default.
         limit: at most this many rows per task, drawn at random.
-        quick: at most 20 rows per task, and coarse grids.
+        quick: at most 20 rows per task unless `limit` says how many, and coarse grids.
         seed: for the draw of rows and everything else that is random.
         batch_size: inputs per batch.
         device: where everything runs, as in `load`.
