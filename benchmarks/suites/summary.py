@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -24,12 +25,12 @@ BASES = {
 EXPERTS = {
     "experts": "Full fine-tunes",
     "experts_lora": "LoRA adapters, rank 8, each from a random start of its own",
-    "experts_seed1": "Full fine-tunes, second seed",
-    "experts_seed2": "Full fine-tunes, third seed",
     "experts_lora_same_start": "LoRA adapters, rank 8, all from one random start",
 }
 
 
+SEEDS = ("seed1", "seed2")
+"""Sets of the tasks of `core`, whose experts saw their rows in other orders."""
 PICTURES = {"radar": "Accuracy of each task", "confusion": "Where inputs were sent"}
 
 
@@ -44,11 +45,15 @@ def write_summary(folder: Path, name: str, target: Path | None = None) -> Path:
     path = target / f"{name}.md" if target else folder / "report" / "README.md"
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [f"# The {name} suite", "", *_origin(name), *_sources(folder)]
-    for result in sorted((folder / "report").glob("*/result.json")):
+    results = {path.parent.name: path for path in sorted((folder / "report").glob("*/result.json"))}
+    for name_of_set, result in results.items():
+        if name_of_set in SEEDS:
+            continue
         lines += _bundle(result)
         lines += _compared(folder / "compare" / result.parent.name)
         lines += _rungs(folder / "compare" / f"{result.parent.name}-rungs.json")
         lines += _pictures(result.parent, path, name)
+    lines += _seeds([results[one] for one in ("core", *SEEDS) if one in results])
     for experts, title in EXPERTS.items():
         lines += _experts(folder / experts, title)
     lines += _data(folder)
@@ -62,7 +67,7 @@ def _origin(name: str) -> list[str]:
     machine = (
         f"{os.cpu_count()} cores, {platform.machine()}, no GPU, torch {torch.__version__.partition('+')[0]}, float32"
     )
-    words = "Defaults only, one seed; accuracies in per cent. The bundles' dates stand beside them."
+    words = "Defaults only; accuracies in per cent. The bundles' dates stand beside them."
     return ["```bash norun", command, "```", "", f"Machine: {machine}. {_commit()}{words}", ""]
 
 
@@ -217,6 +222,20 @@ def _bundle(path: Path) -> list[str]:
     return [f"## Bundle {path.parent.name} ({result['created'][:10]}{ratio})", "", *_table(heads, rows)]
 
 
+def _seeds(results: list[Path]) -> list[str]:
+    """The same bundle of experts that were fine-tuned again, if there are some."""
+    if len(results) < 2:
+        return []
+    means = [_read(path)["means"] for path in results]
+    columns = [[means_of_one[key]["value"] for means_of_one in means] for key in _SEED_MEANS]
+    rows = [[path.parent.name, *map(_share, line)] for path, *line in zip(results, *columns, strict=True)]
+    rows.append(["mean ± standard deviation", *(f"{_share(mean(one))} ± {_share(stdev(one))}" for one in columns)])
+    words = "The experts of `core` fine-tuned again, each time with its rows in another order; all test rows."
+    heads = ["experts", "routing", "accuracy", "expert", "normalised", "normalised, task given"]
+    return ["## Other seeds", "", words, "", *_table(heads, rows)]
+
+
+_SEED_MEANS = ("routing", "strict", "reference", "normalised", "normalised_known")
 _MEANS = ("strict", "shared", "routing", "reference", "normalised", "normalised_known")
 
 
