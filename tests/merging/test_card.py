@@ -41,6 +41,9 @@ def merged(folder, base="base"):
     return mm.merge(folder / "recipe.yaml", folder / "out")
 
 
+@pytest.mark.skipif(
+    int(huggingface_hub.__version__.split(".")[0]) < 2, reason="asks huggingface.co, whatever the endpoint"
+)
 def test_the_card_of_a_text_bundle_is_one_that_the_hub_takes(root, tmp_path, monkeypatch):
     card = card_of(text_bundle(root))
     data = card.data.to_dict()

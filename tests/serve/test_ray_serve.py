@@ -21,7 +21,7 @@ from massmerge.serve.service import Service
 from massmerge.serve.settings import ServiceSettings
 from models import text_bundle
 
-pytest.importorskip("aiohttp", reason="ray[serve] is not installed: make test-cluster")
+pytest.importorskip("grpc_reflection", reason="ray[serve] is not installed: make test-cluster")
 pytestmark = [
     pytest.mark.xdist_group("ray"),
     pytest.mark.skipif(

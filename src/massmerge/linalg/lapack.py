@@ -76,7 +76,7 @@ def top_eigh(gram: NDArray[Any], k: int) -> tuple[NDArray[Any], NDArray[Any]]:
     call(sizes, -1, isizes, -1)  # asks for the workspace sizes
     lwork, liwork = int(sizes[0]), int(isizes[0])
     call(np.empty(lwork, dtype), lwork, np.empty(liwork, np.int32), liwork)
-    # With nan or inf inside, the solver reports success, finds nothing and leaves the output uninitialised.
-    if found.value != k:
+    # With nan or inf inside, the solver reports success, and finds nothing or values that are none, as its build has it.
+    if found.value != k or not np.isfinite(values[:k]).all():
         raise np.linalg.LinAlgError(f"eigensolver found {found.value} of {k} eigenvalues; is every entry finite?")
     return values[:k][::-1].copy(), vectors[::-1].copy()
