@@ -22,9 +22,9 @@ def is_decoder(model: PreTrainedModel) -> bool:
 
 
 def random_words(model: PreTrainedModel) -> Batch:
-    """Texts of no task: 32 of two tokens, as chosen on validation rows (docs/research/routing.md)."""
+    """Texts of no task: 16 of four tokens, as chosen on validation rows (docs/research/routing.md)."""
     vocabulary = max(1, getattr(model.config, "vocab_size", 4))
-    ids = torch.randint(vocabulary, (32, 2), generator=torch.Generator().manual_seed(0)).to(model.device)
+    ids = torch.randint(vocabulary, (16, 4), generator=torch.Generator().manual_seed(0)).to(model.device)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
