@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 TEXT_EXAMPLES = ROOT / "examples" / "text"
 # One level: whatever an example fetches lies deeper, and what others wrote there must not run.
