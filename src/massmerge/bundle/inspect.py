@@ -140,6 +140,7 @@ def block_of(name: str) -> str:
 
 def _by_block(names: list[str], energy: Tensor, squared: Tensor) -> dict[str, list[float]]:
     def place(block: str) -> list[tuple[int, str]]:
+        """What sorts blocks by their numbers."""
         return [(int(part), "") if part.isdigit() else (-1, part) for part in block.split(".")]
 
     rows: dict[str, list[int]] = {}

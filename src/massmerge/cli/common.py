@@ -136,6 +136,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     right = [bool(cells) and all(_numeric(row[i]) for row in cells) for i in range(len(headers))]
 
     def line(row: Sequence[str]) -> str:
+        """A row, numbers to the right."""
         return "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)).rstrip()
 
     return "\n".join([click.style(line(headers), bold=True), *(line(row) for row in cells)])
@@ -214,6 +215,7 @@ def counting(quiet: bool, unit: str) -> Iterator[Callable[[str], None]]:
     with tqdm(unit=unit, disable=quiet or None, leave=False, delay=1.0) as bar:
 
         def step(name: str) -> None:
+            """Show the name of a step, and that one more is done."""
             bar.set_description_str(name[-50:], refresh=False)
             bar.update()
 
@@ -227,6 +229,7 @@ def named_answers(
     names: list[str] = []
 
     def items() -> Iterator[Any]:
+        """The inputs, their names noted as they are asked for."""
         for row in rows:
             names.append(row.name)
             yield row.item

@@ -71,6 +71,7 @@ def study(
         return tqdm(items, what, total, leave=False, disable=hushed or None, delay=1.0)
 
     def tell(sentence: str) -> None:
+        """Print a sentence on what is being done."""
         if not hushed:
             click.echo(sentence, err=True)
 

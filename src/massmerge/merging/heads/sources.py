@@ -109,6 +109,7 @@ def _text_head(task: TaskRecipe, head: TextHead, folder: Path, tower: TextTower 
     nbytes = 4 * len(classes) * (tower.width + 1)
 
     def make() -> dict[str, Tensor]:
+        """The head's tensors."""
         return text_head(tower, classes, templates)
 
     options = {"normalize": True, "scale": 1.0, "features": "auto"}

@@ -89,6 +89,7 @@ def mass_answers(
     chosen = list(tasks or context.measured)
 
     def run() -> dict[str, Any]:
+        """The answers and what they cost."""
         return _run_mass(context, model(), nbytes, chosen)
 
     found = context.cell("answers", {"method": "mass", **about, "tasks": chosen}, run)
