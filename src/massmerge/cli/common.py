@@ -209,6 +209,11 @@ def hub_bars(*, shown: bool) -> None:
     (utils.enable_progress_bars if shown else utils.disable_progress_bars)()  # type: ignore[attr-defined]
 
 
+def bars(*, hidden: bool) -> Callable[[Iterable[Any], str, int], Iterable[Any]]:
+    """What shows a bar while the items of an iterable take time."""
+    return lambda items, what, total: tqdm(items, what, total, leave=False, disable=hidden or None, delay=1.0)
+
+
 @contextmanager
 def counting(quiet: bool, unit: str) -> Iterator[Callable[[str], None]]:
     """A bar without a known end, as a function to call with the name of each step."""

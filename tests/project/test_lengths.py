@@ -1,0 +1,54 @@
+"""Everything stays short enough to be read at once, and says what it gives."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SRC = ROOT / "src"
+FILES = [path for folder in ("src", "tests", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(code: str) -> list[Function]:
+    """All functions of a module, with methods and inner ones."""
+    return [node for node in ast.walk(ast.parse(code)) if isinstance(node, Function)]
+
+
+def code_lines(function: Function) -> int:
+    """Lines of a function from its name to its end, its docstring not counted."""
+    first = function.body[0]
+    said = first.end_lineno - first.lineno + 1 if ast.get_docstring(function) else 0
+    return function.end_lineno - function.lineno + 1 - said
+
+
+def silent(code: str) -> list[str]:
+    """Functions without a docstring; names that begin with `_` and overloads need none."""
+    overloads = ("overload", "override")
+    return [
+        one.name
+        for one in functions(code)
+        if not one.name.startswith("_")
+        and not any(isinstance(d, ast.Name) and d.id in overloads for d in one.decorator_list)
+        and not ast.get_docstring(one)
+    ]
+
+
+def test_no_file_has_more_than_400_lines():
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert {name: count for name, count in lengths.items() if count > 400} == {}
+
+
+@pytest.mark.parametrize("room", sorted(path.name for path in (SRC / "massmerge").iterdir() if path.is_dir()))
+def test_functions_of_a_room_are_short_and_have_a_docstring(room):
+    for path in sorted((SRC / "massmerge" / room).rglob("*.py")):
+        code = path.read_text(encoding="utf-8")
+        assert [one.name for one in functions(code) if code_lines(one) > 60] == [], path
+        assert silent(code) == [], path
+
+
+def test_an_inner_function_counts_and_a_docstring_is_no_code():
+    code = 'def f():\n    """Says\n    it."""\n    def g():\n        return 1\n    return g\n'
+    assert silent(code) == ["g"]
+    assert [code_lines(one) for one in functions(code)] == [4, 2]
