@@ -1,6 +1,7 @@
-"""Everything stays short enough to be read at once, and says what it gives."""
+"""Everything stays short enough to be read at once, functions say what they give, and tests what they check."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -24,14 +25,18 @@ def code_lines(function: Function) -> int:
 
 
 def silent(code: str) -> list[str]:
-    """Functions without a docstring; names that begin with `_` and overloads need none."""
-    overloads = ("overload", "override")
+    """Functions without a docstring; names that begin with `_` need none."""
+    return [one.name for one in functions(code) if not one.name.startswith("_") and not ast.get_docstring(one)]
+
+
+def idle(code: str) -> list[str]:
+    """Tests that check nothing: no assertion, no error that is waited for, no helper whose name begins with `assert`."""
     return [
         one.name
         for one in functions(code)
-        if not one.name.startswith("_")
-        and not any(isinstance(d, ast.Name) and d.id in overloads for d in one.decorator_list)
-        and not ast.get_docstring(one)
+        if one.name.startswith("test_")
+        and not any(isinstance(node, ast.Assert) for node in ast.walk(one))
+        and not re.search(r"\b(pytest\.raises|pytest\.warns|assert_\w+)\(", ast.unparse(one))
     ]
 
 
@@ -52,3 +57,9 @@ def test_an_inner_function_counts_and_a_docstring_is_no_code():
     code = 'def f():\n    """Says\n    it."""\n    def g():\n        return 1\n    return g\n'
     assert silent(code) == ["g"]
     assert [code_lines(one) for one in functions(code)] == [4, 2]
+
+
+def test_every_test_checks_something():
+    found = {path.name: idle(path.read_text(encoding="utf-8")) for path in FILES if path.name.startswith("test_")}
+    assert {name: tests for name, tests in found.items() if tests} == {}
+    assert idle("def test_a():\n    run()\ndef test_b():\n    assert run()\n") == ["test_a"]
