@@ -176,9 +176,8 @@ def other_outputs(page: Path, stack: ExitStack) -> list[str]:
         block = replace(block, text=block.text.replace("localhost:8000", served))
         if block.runs:
             printed = run_bash(block) if block.language == "bash" else run_python(block, names)
-        elif "output" in block.words:
-            if not same_output(block.text, printed):
-                found.append(f"{page.name}:{block.line} shows\n{block.text}\nprinted\n{printed}")
+        elif "output" in block.words and not same_output(block.text, printed):
+            found.append(f"{page.name}:{block.line} shows\n{block.text}\nprinted\n{printed}")
     return found
 
 

@@ -101,10 +101,7 @@ def evaluate(
         raise InputError("generative bundles route each prompt by itself: use route='input'.")
     if engine is not None:
         _refuse_engine(bundle, route, cache)
-    if report is not None:
-        require_matplotlib()
-    if card:
-        refuse_card(bundle)
+    _refuse_outputs(bundle, report, card=card)
     if ready.static is not None:
         _refuse_routing(ready.static, {"router": router, "unknown": unknown}, route, oracle=oracle)
     opened = _open_experts(ready, folder, device, dtype) if experts else None
@@ -126,10 +123,7 @@ def evaluate(
     options = {**chosen, **_routing_of(model, ready, router), **counted, "shared_labels": ready.shared}
     name = str(bundle) if isinstance(bundle, str | Path) else "a loaded model"
     found = collect(ready, rows, timings, name=name, options=options)
-    if report is not None:
-        write_evaluation(found, Path(report))
-    if card and isinstance(bundle, str | Path):
-        write_results(Path(bundle), found)
+    _write_outputs(found, bundle, report, card=card)
     return found
 
 
@@ -145,6 +139,22 @@ def _routing_of(model: Model | StaticModel, ready: PreparedEvaluation, router: s
     """How inputs find their tasks, for the report."""
     routed = {"router": router or (ready.bundle.router_kind if ready.bundle else None)}
     return routed | ({"method": model.method} if isinstance(model, StaticModel) else {"voters": list(model.voters)})
+
+
+def _refuse_outputs(bundle: str | Path | Model, report: str | Path | None, *, card: bool) -> None:
+    """Refuse a report without the library of its plots, and a card where there is no folder."""
+    if report is not None:
+        require_matplotlib()
+    if card:
+        refuse_card(bundle)
+
+
+def _write_outputs(found: Evaluation, bundle: str | Path | Model, report: str | Path | None, *, card: bool) -> None:
+    """Write the report, and put the results into the model card, as far as they are wanted."""
+    if report is not None:
+        write_evaluation(found, Path(report))
+    if card and isinstance(bundle, str | Path):
+        write_results(Path(bundle), found)
 
 
 def _refuse_size(batch_size: int) -> None:
