@@ -100,8 +100,9 @@ def test_a_reload_that_fails_in_any_way_leaves_the_old_bundle(monkeypatch, fault
         assert found.predict("a").json()["predictions"][0]["label"] == "old"
 
 
-def test_reloading_by_http_needs_a_key(held):
-    assert error_of(held.client.post("/admin/reload")) == (403, "forbidden")
+def test_reloading_by_http_needs_a_key(monkeypatch):
+    with holding(monkeypatch) as found:
+        assert error_of(found.client.post("/admin/reload")) == (403, "forbidden")
 
 
 def test_figures_and_traffic_count_what_was_answered(monkeypatch):
