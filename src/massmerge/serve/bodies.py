@@ -81,8 +81,9 @@ def route_body(outcome: Outcome, top: int) -> dict[str, Any]:
     """One input's task."""
     result = outcome.result
     if isinstance(result, Fault):
-        empty = {"task": None, "confidence": None, "alternatives": [], "selected": [], "truncated": False}
-        return {**empty, "error": {"code": result.code, "message": result.message}}
+        none = dict.fromkeys(("task", "confidence"))
+        empty = {"alternatives": [], "selected": [], "truncated": False}
+        return {**none, **empty, "error": {"code": result.code, "message": result.message}}
     routing = result.routing
     assert routing is not None
     ranked = sorted(routing.probabilities.items(), key=lambda pair: -pair[1])
