@@ -9,6 +9,8 @@ from safetensors.torch import load_file, save_file
 
 import massmerge
 from massmerge.cli.demo.example import make_example
+from massmerge.model.answers import Prediction, make_prediction
+from massmerge.recipe import AnswerOptions
 
 TEXTS = [
     "win a free prize now",
@@ -60,3 +62,11 @@ def overflowing(state: dict[str, torch.Tensor]) -> None:
     """Weights that are numbers, whose products are not."""
     for part in ("intermediate", "output"):
         state[f"bert.encoder.layer.3.{part}.dense.weight"].mul_(1e18)
+
+
+def answer(logits: list[float], problem: str = "multi_label_classification", **options: object) -> Prediction:
+    """The answer of one task with these logits."""
+    names = tuple("abcdefgh"[: len(logits)])
+    return make_prediction(
+        {"t": torch.tensor(logits)}, {"t": names}, {"t": problem}, {"t": 1.0}, AnswerOptions(**options), top=2
+    )

@@ -27,6 +27,7 @@ from massmerge.serve.server import Server, make_server
 from massmerge.serve.settings import ServiceSettings
 
 KEY = "a-key-for-tests-only"
+JSON = {"Content-Type": "application/json"}
 
 
 def run_server(arguments: list[str], output: str, prepare=None) -> None:
@@ -149,6 +150,14 @@ class FakeModel:
             Prediction("spam", self.name, 0.7, 1.0, [Answer("spam", "ham", 0.3, 0.0)][: top - 1], routing, timings)
             for _ in rows
         ]
+
+
+def error_of(response: httpx.Response) -> tuple[int, str]:
+    """Status and code of a refusal, which tells nothing of the code behind it."""
+    body = response.json()
+    assert set(body["error"]) == {"code", "message"}
+    assert "Traceback" not in response.text and ".py" not in response.text
+    return response.status_code, body["error"]["code"]
 
 
 @dataclass

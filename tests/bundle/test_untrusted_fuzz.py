@@ -75,7 +75,9 @@ def open_in_every_way(bundle: Path) -> None:
     assert time.monotonic() - began < SECONDS
 
 
-def fuzz(bundle: Path, file: str, seed: int, count: int) -> None:
+def fuzz(bundle: Path, file: str, seed: int, count: int) -> list[str]:
+    """What else than an opened or a refused bundle came of so many changes of a file, and of which."""
+    faults = []
     chance, path = random.Random(f"{file} {seed}"), bundle / file
     original = json.loads(path.read_text())
     manifest = (bundle / "mass.json").read_text()
@@ -89,10 +91,11 @@ def fuzz(bundle: Path, file: str, seed: int, count: int) -> None:
         try:
             open_in_every_way(bundle)
         except Exception as error:
-            raise AssertionError(f"{file}: {place} ended in {error!r}") from error
+            faults.append(f"{file}: {place} ended in {error!r}")
         finally:
             (bundle / "mass.json").write_text(manifest)
             path.write_text(json.dumps(original) if file != "mass.json" else manifest)
+    return faults
 
 
 @pytest.mark.parametrize(
@@ -102,4 +105,4 @@ def fuzz(bundle: Path, file: str, seed: int, count: int) -> None:
 )  # fmt: skip
 def test_a_bundle_that_was_changed_and_signed_is_opened_or_refused(root, tmp_path, file):
     bundle = Path(shutil.copytree(text_bundle(root), tmp_path / "bundle"))
-    fuzz(bundle, file, 0, 8)
+    assert fuzz(bundle, file, 0, 8) == []

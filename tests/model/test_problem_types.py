@@ -8,14 +8,11 @@ import torch
 import yaml
 from click.testing import CliRunner
 from pyarrow import parquet
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import AutoTokenizer, BertForSequenceClassification, BertForTokenClassification
 
 import massmerge
-from massmerge import InputError, MassError
-from massmerge.bundle.manifest import read_manifest, write_manifest
 from massmerge.bundle.reader import Bundle
-from massmerge.cli.demo.example import make_writing_example
 from massmerge.cli.main import main
 from massmerge.merging.open_recipe import make_plan, open_recipe
 from massmerge.model.answers import make_prediction
@@ -24,7 +21,7 @@ from massmerge.model.static import StaticModel
 from massmerge.recipe import AnswerOptions, Recipe
 from massmerge.research.peers import PEERS
 from models import FAMILIES, write_family
-from problem_types import TEXTS, change_config, change_tensors, made, overflowing, write_example
+from problem_types import TEXTS, answer, change_config, made, write_example
 from serving import serving
 
 ONE, SEVERAL, NUMBER = "single_label_classification", "multi_label_classification", "regression"
@@ -61,13 +58,6 @@ def test_a_multi_label_task_gives_every_label_above_one_half_with_its_sigmoid(tm
         assert dict(zip(found.labels, found.scores, strict=True)) == pytest.approx(expected, abs=1e-3)
         assert found.scores == sorted(found.scores, reverse=True) and found.value is None
         assert (found.label, found.score) == ((found.labels[0], found.scores[0]) if expected else (None, None))
-
-
-def answer(logits, problem=SEVERAL, **options):
-    names = tuple("abcdefgh"[: len(logits)])
-    return make_prediction(
-        {"t": torch.tensor(logits)}, {"t": names}, {"t": problem}, {"t": 1.0}, AnswerOptions(**options), top=2
-    )
 
 
 def test_where_no_label_passes_there_is_none_and_the_best_are_alternatives():
@@ -251,200 +241,3 @@ def test_the_service_answers_in_kind(folder):
         assert {"labels", "scores", "value"} <= schemas["PredictionAnswer"]["properties"].keys()
         bundle = running.client.get("/v1/bundle").json()
         assert len(bundle["overlap"]) == 3 and 0 < bundle["overlap_by_chance"] < 1
-
-
-# No number, no answer
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_an_output_that_is_not_finite_is_an_error_and_no_label(value):
-    found = answer([1.0, value], ONE)
-    assert (found.task, found.label, found.score) == (None, None, None)
-    assert "t gives NaN or infinity for this input" in found.error
-
-
-@pytest.fixture(scope="module")
-def broken(root):
-    """A bundle whose task `topic` overflows."""
-    folder = root / "broken"
-    recipe = write_example(folder)
-    change_tensors(folder / "topic", overflowing)
-    return massmerge.merge(recipe, folder / "bundle")
-
-
-def test_python_raises_or_gives_the_error_in_the_row(broken):
-    model = massmerge.load(broken)
-    with pytest.raises(MassError, match="topic gives NaN or infinity"):
-        model.predict(TEXTS, task="topic")
-    rows = model.predict(TEXTS, task="topic", on_error="row")
-    assert all(p.task is None and p.label is None and "NaN or infinity" in p.error for p in rows)
-    assert all(p.error is None for p in model.predict(TEXTS, task="mood"))
-
-
-def test_the_command_writes_the_error_and_exits_with_1(broken):
-    done = CliRunner().invoke(main, ["predict", str(broken), TEXTS[0], "--task", "topic", "--json"])
-    assert done.exit_code == 1 and "NaN or infinity" in json.loads(done.stdout.splitlines()[0])["error"]
-    assert "NaN" not in done.stdout.replace("NaN or infinity", "")
-
-
-def test_the_service_answers_the_others_of_a_batch(broken):
-    with serving(broken) as running:
-        bad = running.predict(TEXTS, task="topic").json()["predictions"]
-        assert {one["error"]["code"] for one in bad} == {"unanswerable"} and {one["label"] for one in bad} == {None}
-        good = running.predict(TEXTS, task="mood").json()["predictions"]
-        assert all(one["error"] is None and one["label"] for one in good)
-
-
-@pytest.mark.parametrize("method", ["mass", "average"])
-def test_an_expert_scaled_beyond_float32_is_refused_at_merge_by_name(tmp_path, method):
-    recipe = write_family(tmp_path, "bert", {"a": 2, "b": 2}, method=method)
-    change_tensors(tmp_path / "b", lambda state: [t.mul_(1e38) for n, t in state.items() if "query.weight" in n])
-    with pytest.raises(
-        InputError, match=r"task b \(b\): encoder\.layer\.\d\.attention\.self\.query\.weight holds numbers"
-    ):
-        massmerge.merge(recipe, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_product_that_overflows_is_refused_at_merge(tmp_path):
-    recipe = write_example(tmp_path)
-    path = tmp_path / "mood" / "adapter_model.safetensors"
-    large = {name: tensor * (1e19 if "lora" in name else 1) for name, tensor in load_file(path).items()}
-    save_file(large, path)
-    with pytest.raises(InputError, match="the delta of mood is too large for float32"):
-        massmerge.merge(recipe, tmp_path / "out")
-
-
-# Tasks without heads
-
-
-def clip_recipe(tmp_path, heads, **merge):
-    recipe = write_family(tmp_path, "clip", {"a": 2, "b": 2}, **{"rank": 8, **merge})
-    data = yaml.safe_load(recipe.read_text())
-    for task in data["tasks"]:
-        if task["name"] in heads:
-            save_file({"weight": torch.randn(2, 32)}, tmp_path / f"{task['name']}.safetensors")
-            task["head"] = {"weights": f"{task['name']}.safetensors", "labels": ["cat", "dog"]}
-    recipe.write_text(yaml.safe_dump(data))
-    return recipe
-
-
-def test_a_task_without_a_head_beside_others_is_refused_by_plan_and_merge(tmp_path):
-    recipe = clip_recipe(tmp_path, "a")
-    (problem,) = make_plan(recipe).errors
-    assert problem.where == "task b" and "no head that gives labels" in problem.message and "`head:`" in problem.message
-    with pytest.raises(InputError, match="task b: has no head"):
-        massmerge.merge(recipe, tmp_path / "bundle")
-
-
-def test_tasks_of_which_none_has_a_head_are_merged(tmp_path):
-    assert not make_plan(clip_recipe(tmp_path, "")).problems
-
-
-def test_a_static_merge_needs_no_heads(tmp_path):
-    recipe = clip_recipe(tmp_path, "a")
-    data = yaml.safe_load(recipe.read_text())
-    recipe.write_text(yaml.safe_dump({**data, "merge": {"method": "average"}}))
-    assert not make_plan(recipe).errors
-
-
-@pytest.fixture
-def headless(tmp_path):
-    """A bundle as older versions wrote it: one of its two tasks has no head."""
-    bundle = massmerge.merge(clip_recipe(tmp_path, "ab"), tmp_path / "bundle")
-    for name in ("labels.json", "head/linear.json", "head/model.safetensors"):
-        (bundle / "tasks" / "b" / name).unlink()
-    manifest = read_manifest(bundle)
-    manifest["tasks"][1]["head"] = "none"
-    write_manifest(bundle, {k: v for k, v in manifest.items() if k not in ("files", "sha256")})
-    return bundle
-
-
-def test_a_bundle_with_a_task_without_a_head_answers_with_the_others(headless):
-    model = massmerge.load(headless)
-    rows = list(FAMILIES["clip"].make_inputs(12)["pixel_values"])
-    found = model.predict(rows, on_error="row")
-    for prediction, routing in zip(found, model.route(rows), strict=True):
-        if routing.selected == ["a"]:
-            assert prediction.task == "a" and prediction.label in ("cat", "dog")
-        else:
-            assert prediction.task is None and prediction.error == "belongs to b, which has no head to answer with."
-    with pytest.raises(InputError, match=r"^b: no head"):
-        model.predict(rows, task="b")
-
-
-def test_such_a_bundle_can_still_be_changed(headless, tmp_path):
-    massmerge.remove(headless, ["b"], out=tmp_path / "one")
-    assert massmerge.load(tmp_path / "one").tasks == ["a"]
-
-
-# What a linear head reads
-
-
-def pooled_recipe(tmp_path, trained, **head):
-    """Two text experts with linear heads from files; the pooler of `a` is the base's unless it was trained."""
-    recipe = write_family(tmp_path, "bert", {"a": 2, "b": 2}, rank=4)
-    base = FAMILIES["bert"].make_base().state_dict()
-    if not trained:
-        change_tensors(
-            tmp_path / "a",
-            lambda state: state.update({f"bert.{n}": t.clone() for n, t in base.items() if n.startswith("pooler.")}),
-        )
-    data = yaml.safe_load(recipe.read_text())
-    save_file({"weight": torch.randn(2, 32)}, tmp_path / "a.safetensors")
-    data["tasks"][0]["head"] = {"weights": "a.safetensors", "labels": ["x", "y"], **head}
-    recipe.write_text(yaml.safe_dump(data))
-    return recipe
-
-
-class Heard:
-    """Keeps the warnings of a merge."""
-
-    def __init__(self):
-        self.warnings = []
-
-    def start(self, total, done): ...
-    def tensor(self, name): ...
-    def phase(self, name): ...
-
-    def warning(self, problem):
-        self.warnings.append(problem)
-
-
-@pytest.mark.parametrize(
-    ("trained", "head", "features"),
-    [(False, {}, "mean"), (True, {}, "auto"), (False, {"features": "pooled"}, "pooled")],
-    ids=["never trained", "trained", "told"],
-)
-def test_a_head_reads_a_pooler_only_if_it_was_trained_or_told(tmp_path, trained, head, features):
-    heard = Heard()
-    bundle = massmerge.merge(pooled_recipe(tmp_path, trained, **head), tmp_path / "bundle", progress=heard)
-    options = json.loads((bundle / "tasks/a/head/linear.json").read_text())
-    assert options["features"] == features
-    told = [p for p in heard.warnings if "pooler" in p.message]
-    assert len(told) == (features == "mean")
-    assert all("task a (a)" in p.where and "Set `features: pooled`" in p.message for p in told)
-
-
-def test_a_peer_reads_what_the_bundle_would(tmp_path):
-    peer = PEERS["smile_1"](
-        open_recipe(Recipe.load(pooled_recipe(tmp_path, False)), tmp_path, download=True), gate=4, rank=6
-    )
-    assert peer.core.heads["a"]._options.features == "mean"
-
-
-# What is written
-
-
-def test_a_text_that_was_computed_from_nan_is_an_error(tmp_path):
-    recipe = make_writing_example(tmp_path)
-    layer = "decoder.block.0.layer.2"
-    # Each is small enough to be merged; their product is not finite.
-    scales = {f"{layer}.layer_norm": 1e18, f"{layer}.DenseReluDense.wi": 1e10, f"{layer}.DenseReluDense.wo": 1e12}
-    change_tensors(tmp_path / "question", lambda state: [state[f"{n}.weight"].mul_(s) for n, s in scales.items()])
-    model = massmerge.load(massmerge.merge(recipe, tmp_path / "bundle"))
-    rows = model.generate(TEXTS[:2], task="question", on_error="row", max_new_tokens=3)
-    assert all(one.text is None and one.task is None and "NaN or infinity" in one.error for one in rows)
-    with pytest.raises(MassError, match="NaN or infinity"):
-        model.generate(TEXTS[:2], task="question", max_new_tokens=3)
-    assert all(one.error is None and one.tokens for one in model.generate(TEXTS[:2], task="summary", max_new_tokens=3))

@@ -17,16 +17,24 @@ def objects():
     return list(yaml.safe_load_all(KUBERNETES.read_text()))
 
 
+def faults(one):
+    """What the schemas of Kubernetes find wrong with an object."""
+    try:
+        kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return [str(error)]
+    return []
+
+
 @pytest.mark.parametrize("one", objects(), ids=lambda one: one["kind"])
 def test_every_object_is_as_the_schemas_of_kubernetes_say(one):
-    kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
+    assert faults(one) == []
 
 
 def test_the_schemas_find_a_misspelt_field():
     scaler = next(one for one in objects() if one["kind"] == "HorizontalPodAutoscaler")
     scaler["spec"]["maxReplica"] = scaler["spec"].pop("maxReplicas")
-    with pytest.raises(kubernetes_validate.ValidationError, match="maxReplica"):
-        kubernetes_validate.validate(scaler, kubernetes_validate.latest_version(), strict=True)
+    assert "maxReplica" in faults(scaler)[0]
 
 
 def test_the_autoscaler_watches_what_the_deployment_asks_for():

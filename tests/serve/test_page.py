@@ -1,24 +1,15 @@
 """The page in a real Chromium, in front of the real command on tiny bundles."""
 
 import re
-import shutil
-import threading
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 from PIL import Image
 
-from massmerge.model.decode import StepDecoder
 from models import image_bundle, text_bundle
-from serving import KEY, holding, serving, wait_for
+from pages import answer_to, needs_chromium
+from serving import KEY, holding, serving
 from writers import chat_bundle
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
-PAGE = Path(__file__).parents[2] / "src" / "massmerge" / "serve" / "page"
-ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 LABELS = {"spam", "ham", "sports", "science", "politics", "arts", "negative", "positive"}
 
 
@@ -46,31 +37,6 @@ def image_url(folder):
         yield f"{served.url.rstrip('/')}/"
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture
-def tab(browser):
-    """A page that notes what it asks for and what it complains of; at the end of a test it may have done neither wrong."""
-    context = browser.new_context(viewport={"width": 1200, "height": 900}, reduced_motion="reduce")
-    page = context.new_page()
-    page.set_default_timeout(15_000)
-    asked, complaints = [], []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
-    yield page
-    context.close()
-    assert {urlsplit(url).hostname for url in asked} <= {"127.0.0.1", None}  # data: and blob: have no host
-    # Chromium itself writes a line for each answer that is an error; the page has shown it.
-    assert [text for text in complaints if not text.startswith("Failed to load resource")] == []
-
-
 def open_texts(page, url):
     page.goto(url)
     page.get_by_label("API key").fill(KEY)
@@ -84,56 +50,12 @@ def open_images(page, url):
     page.locator("#image-input").wait_for()
 
 
-def answer_to(page, text):
-    page.get_by_role("textbox", name="Text").fill(text)
-    page.keyboard.press("Control+Enter")
-    page.locator(".asked q", has_text=text[:40]).wait_for()
-    return page.locator(".answer")
-
-
 def shown_problem(page):
     return page.get_by_role("alert").inner_text()
 
 
 def scrolls_sideways(page):
     return page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
-
-
-# Without a browser
-
-
-def test_nothing_of_the_page_is_inline_or_from_elsewhere():
-    html = (PAGE / "index.html").read_text()
-    assert not re.search(r"<style|style=|<script(?![^>]*\bsrc=)|\son\w+=|javascript:", html)
-    for path in PAGE.iterdir():
-        addresses = re.findall(r"(?:https?:)?//[\w.-]+\.\w+", path.read_text())
-        assert set(addresses) <= {"http://www.w3.org"}, path.name  # the name of SVG, which nobody asks for
-
-
-def test_text_has_enough_contrast_in_light_and_dark():
-    css = (PAGE / "style.css").read_text()
-    for scheme in re.findall(r":root \{(.*?)\}", css, re.DOTALL):
-        colour = dict(re.findall(r"--([\w-]+): (#\w+);", scheme))
-        for ground in ("paper", "surface", "sunk", "accent-soft", "bad-soft"):
-            assert contrast(colour["ink"], colour[ground]) >= 7, ground
-        for ground in ("paper", "surface", "sunk"):
-            assert contrast(colour["muted"], colour[ground]) >= 4.5, ground
-        for text, ground in (("accent", "paper"), ("accent", "surface"), ("accent-ink", "accent")):
-            assert contrast(colour[text], colour[ground]) >= 4.5, (text, ground)
-        assert contrast(colour["field"], colour["surface"]) >= 3  # the border of a field
-
-
-def contrast(one, other):
-    """The contrast ratio of WCAG."""
-    low, high = sorted(map(luminance, (one, other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def luminance(colour):
-    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
-    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 # Texts
@@ -274,46 +196,6 @@ def test_a_server_that_is_gone_is_told_to_a_person(tab, text_url):
     tab.context.set_offline(False)
     tab.get_by_role("button", name="Try again").click()
     tab.locator(".answer").wait_for()
-
-
-# Texts that are written, and tasks alone
-
-
-@needs_chromium
-def test_a_text_is_shown_while_it_is_written_and_can_be_stopped(tab, root, monkeypatch):
-    steps, step = threading.Semaphore(0), StepDecoder.step
-    with holding(monkeypatch, bundle=chat_bundle(root), max_new_tokens=12) as held:
-        monkeypatch.setattr(StepDecoder, "step", lambda self: steps.acquire(timeout=30) and step(self))
-        tab.goto(f"{held.client.base_url}/")
-        tab.get_by_role("textbox", name="Text").fill("free prize")
-        tab.keyboard.press("Control+Enter")
-        steps.release(3)
-        written = tab.locator(".written")
-        tab.locator(".written", has_text=re.compile(r"..", re.DOTALL)).wait_for()
-        task = tab.locator(".of-task strong").inner_text()
-        assert task in "abc" and "%" in tab.locator(".sure").inner_text()
-        so_far = written.inner_text()
-        tab.get_by_role("button", name="Stop").click()
-        tab.locator(".used", has_text="stopped").wait_for()
-        steps.release(1000)
-        wait_for(lambda: not held.service.writer._running)
-        tab.get_by_role("textbox", name="Text").fill("the team")
-        tab.keyboard.press("Control+Enter")
-        tab.locator(".used", has_text="written").wait_for()
-        tab.locator("#history button").nth(1).click()
-        assert written.inner_text().startswith(so_far) and "free prize" in tab.locator(".asked").inner_text()
-        tab.get_by_role("link", name="Bundle").click()
-        assert "text" in tab.get_by_role("region", name="Tasks").get_by_role("row").nth(1).inner_text()
-        tab.locator("dd", has_text="16: A0.mean, A0.last, O0.mean, O0.last, …, D1.last").wait_for()
-
-
-@needs_chromium
-def test_a_service_that_only_routes_shows_tasks(tab, root, monkeypatch):
-    with holding(monkeypatch, bundle=text_bundle(root), route_only=True) as held:
-        tab.goto(f"{held.client.base_url}/")
-        answer = answer_to(tab, "win a free prize now")
-        assert answer.locator(".label").inner_text() in ("spam", "topic", "mood")
-        assert answer.locator("tbody tr").count() == 3 and not tab.locator("#task").is_visible()
 
 
 @needs_chromium

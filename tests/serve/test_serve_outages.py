@@ -102,8 +102,8 @@ def test_an_answer_that_nobody_reads_does_not_keep_its_connection(monkeypatch, c
         held.client.close()
         wait_for(lambda: not held.server.server_state.connections)
         connect(held.address, b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
-        wait_for(lambda: held.server.server_state.connections)
-        wait_for(lambda: not held.server.server_state.connections, 20)
+        assert wait_for(lambda: held.server.server_state.connections)
+        assert wait_for(lambda: not held.server.server_state.connections, 20)
 
 
 def test_a_body_that_does_not_arrive_takes_no_place_of_a_request(monkeypatch, connect):

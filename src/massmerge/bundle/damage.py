@@ -103,6 +103,7 @@ class DamageWatch:
         began = time.perf_counter()
 
         def rest() -> None:
+            """Wait after each stretch of work, and stop where the search has ended."""
             nonlocal began
             self._hurry.wait(_REST * (time.perf_counter() - began))
             if self._ended:

@@ -16,7 +16,8 @@ from massmerge.bundle.factors import routing_rank
 from massmerge.bundle.fitting import fitting_skeleton
 from massmerge.bundle.layout import FIXED, ROUTER, factors_name
 from massmerge.bundle.reader import Bundle, opened_in_words
-from massmerge.errors import InputError, MassError
+from massmerge.errors import InputError
+from massmerge.io.drawing import pyplot
 from massmerge.recipe import FactorType, ProblemType
 from massmerge.routing.projection import of_common_rank, site_basis
 from massmerge.routing.separation import separation
@@ -140,6 +141,7 @@ def block_of(name: str) -> str:
 
 def _by_block(names: list[str], energy: Tensor, squared: Tensor) -> dict[str, list[float]]:
     def place(block: str) -> list[tuple[int, str]]:
+        """What sorts blocks by their numbers."""
         return [(int(part), "") if part.isdigit() else (-1, part) for part in block.split(".")]
 
     rows: dict[str, list[int]] = {}
@@ -187,13 +189,7 @@ def plot_inspection(report: Inspection, path: str | Path) -> None:
     """
     if Path(path).suffix not in _PLOT_FORMATS:
         raise InputError(f"{path}: not a supported plot format. Use {', '.join(_PLOT_FORMATS)}.")
-    try:
-        import matplotlib
-    except ImportError:
-        raise MassError("plots need matplotlib: pip install 'massmerge[eval]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     names = [task.name for task in report.tasks]
     stacks = {block.rpartition(".")[0] for block in report.blocks} - {""}
     # A number is enough where there is one stack of blocks, not with an encoder and a decoder.

@@ -98,6 +98,7 @@ def _shorten(path: Path, infos: Mapping[str, TensorInfo], ranks: Mapping[str, in
     """A file of factors with so many vectors of each matrix, one tensor after the other."""
 
     def cut(name: str) -> Tensor:
+        """A tensor with as many vectors as its matrix keeps."""
         tensor, _, part = name.rpartition(".")
         found = read_tensor(infos[name])
         if part not in PARTS or tensor not in ranks:
@@ -106,6 +107,7 @@ def _shorten(path: Path, infos: Mapping[str, TensorInfo], ranks: Mapping[str, in
         return (found[:k] if part in ("s", "v") else found[:, :k]).contiguous()
 
     def shape(name: str) -> tuple[int, ...]:
+        """The shape of a tensor that is cut."""
         tensor, _, part = name.rpartition(".")
         old, k = infos[name].shape, ranks.get(tensor)
         if k is None or part not in PARTS:

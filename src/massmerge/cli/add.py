@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from massmerge.cli.calibrate import calibrate_by_recipe, kind_again, paths_of, show_calibration
+from massmerge.cli.calibrate import paths_of, run_and_fit, show_calibration
 from massmerge.cli.common import verb
-from massmerge.cli.merged import change_options, refuse_inside, run_shown, show_written
+from massmerge.cli.merged import change_options, refuse_inside, show_written
 from massmerge.cli.plan import show_plan
 from massmerge.errors import InputError
 from massmerge.merging.change import Addition, prepare_addition
@@ -48,13 +48,9 @@ def add(
             run_add, bundle, given, folder=folder, out=out, workers=workers, engine=engine, overwrite=overwrite,
             strict=strict, device=device,
         )  # fmt: skip
-        kind = kind_again(bundle)
-        summary = run_shown(work, quiet=quiet or as_json)
-        calibrated = calibrate_by_recipe(
-            out or bundle, folder, quiet=quiet or as_json, kind=kind, device=device, dtype=dtype
+        summary, calibrated = run_and_fit(
+            work, bundle, out or bundle, folder, quiet=quiet or as_json, device=device, dtype=dtype
         )
-        if calibrated is not None:
-            summary["calibration"] = calibrated.plain()
         show_written(out or bundle, summary, as_json=as_json, quiet=quiet)
         if calibrated is not None and not (quiet or as_json):
             show_calibration(out or bundle, calibrated)

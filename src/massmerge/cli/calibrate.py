@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from massmerge.bundle.kept_inputs import tasks_kept
 from massmerge.bundle.merge_folder import recover
 from massmerge.bundle.reader import Bundle
 from massmerge.cli.common import counting, placement_options, print_json, print_problems, table, verb
-from massmerge.cli.merged import refuse_inside
+from massmerge.cli.merged import refuse_inside, run_shown
 from massmerge.errors import InputError, Problem
 from massmerge.io.remote_cache import path_of
 from massmerge.io.rows import is_file_or_folder, read_inputs
@@ -119,6 +119,16 @@ def calibrate_by_recipe(
         return None
 
 
+def run_and_fit(
+    work: Callable[..., Path], bundle: str, out: str, folder: Path, *, quiet: bool, device: str, dtype: str
+) -> tuple[dict[str, object], Calibration | None]:
+    """Run a change of a bundle's tasks and fit its router again; what was written, and the fit if there are inputs."""
+    kind = _kind_again(bundle)
+    summary = run_shown(work, quiet=quiet)
+    done = calibrate_by_recipe(out, folder, quiet=quiet, kind=kind, device=device, dtype=dtype)
+    return (summary if done is None else {**summary, "calibration": done.plain()}), done
+
+
 def show_calibration(bundle: str, done: Calibration) -> None:
     """What was fitted, what to expect and what to do next."""
     total = ", ".join(f"{task} {number}" for task, number in done.inputs.items())
@@ -166,7 +176,7 @@ def _limits_in_words(limits: Limits) -> Iterator[str]:
         yield f"no limit of confidence reaches {100 * limits.precision:g} % right answers on these inputs"
 
 
-def kind_again(bundle: str) -> str:
+def _kind_again(bundle: str) -> str:
     """The kind of router to fit again when a bundle's tasks have changed; a trained one needs all its inputs."""
     kind = Bundle(bundle, check=False).manifest.get("router_kind", "auto")
     return "auto" if kind == TUNED else str(kind)

@@ -136,6 +136,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     right = [bool(cells) and all(_numeric(row[i]) for row in cells) for i in range(len(headers))]
 
     def line(row: Sequence[str]) -> str:
+        """A row, numbers to the right."""
         return "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)).rstrip()
 
     return "\n".join([click.style(line(headers), bold=True), *(line(row) for row in cells)])
@@ -208,12 +209,18 @@ def hub_bars(*, shown: bool) -> None:
     (utils.enable_progress_bars if shown else utils.disable_progress_bars)()  # type: ignore[attr-defined]
 
 
+def bars(*, hidden: bool) -> Callable[[Iterable[Any], str, int], Iterable[Any]]:
+    """What shows a bar while the items of an iterable take time."""
+    return lambda items, what, total: tqdm(items, what, total, leave=False, disable=hidden or None, delay=1.0)
+
+
 @contextmanager
 def counting(quiet: bool, unit: str) -> Iterator[Callable[[str], None]]:
     """A bar without a known end, as a function to call with the name of each step."""
     with tqdm(unit=unit, disable=quiet or None, leave=False, delay=1.0) as bar:
 
         def step(name: str) -> None:
+            """Show the name of a step, and that one more is done."""
             bar.set_description_str(name[-50:], refresh=False)
             bar.update()
 
@@ -227,6 +234,7 @@ def named_answers(
     names: list[str] = []
 
     def items() -> Iterator[Any]:
+        """The inputs, their names noted as they are asked for."""
         for row in rows:
             names.append(row.name)
             yield row.item

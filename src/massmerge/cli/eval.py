@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import click
-from tqdm import tqdm
 
 from massmerge.cli.by_engine import workers_option
 from massmerge.cli.common import (
+    bars,
     batch_size_option,
     cache_option,
     engine_option,
@@ -93,14 +92,10 @@ def eval_(
         elif not quiet:
             click.echo(describe_plan(ready, passes))
         return
-
-    def progress(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
-        return tqdm(items, what, total, leave=False, disable=quiet or as_json or None, delay=1.0)
-
     found = evaluate(
         bundle, suite, tasks=tasks, split=split, limit=limit, seed=seed, router=router, route=route,
         batch_size=batch_size, unknown=limits, cache=cache, engine=engine, workers=workers, device=device, dtype=dtype,
-        oracle=oracle, experts=experts, folder=folder, report=report, card=card, progress=progress,
+        oracle=oracle, experts=experts, folder=folder, report=report, card=card, progress=bars(hidden=quiet or as_json),
     )  # fmt: skip
     if as_json:
         print_json(found.to_dict())

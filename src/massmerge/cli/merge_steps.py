@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-from tqdm import tqdm
 
 from massmerge.bundle.stored import published
-from massmerge.cli.common import table
+from massmerge.cli.common import bars, table
 from massmerge.cli.merged import run_shown, show_written
 from massmerge.io.addresses import is_address
 from massmerge.merging.run import merge as run_merge
@@ -87,13 +85,10 @@ def _chosen(
     from massmerge.evaluation.scales import choose_scale  # runs models too
     from massmerge.evaluation.suite import VALIDATION
 
-    def progress(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
-        return tqdm(items, what, total, leave=False, disable=quiet or None, delay=1.0)
-
     target = out.resolve()
     work = target.parent / f".{target.name}.unscaled"
     choice = choose_scale(recipe, suite, work, limit=limit, workers=workers, device=where["device"],
-                          dtype=where["dtype"], progress=progress)  # fmt: skip
+                          dtype=where["dtype"], progress=bars(hidden=quiet))  # fmt: skip
     if not quiet:
         rows = [[scale, f"{100 * figure:.1f} %"] for scale, figure in choice.figures.items()]
         click.echo(table(["scale", "mean over the tasks"], rows), err=True)

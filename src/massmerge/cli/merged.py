@@ -61,6 +61,7 @@ def run_shown(work: Callable[..., Path], *, quiet: bool) -> dict[str, object]:
     began = time.perf_counter()
 
     def show(prepared: OpenedRecipe) -> None:
+        """Print the plan and what is wrong with it."""
         if not quiet:
             click.echo(describe(prepared.plan) + "\n", err=True)
         print_problems(prepared.plan.problems)

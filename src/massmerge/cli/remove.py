@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from massmerge.cli.calibrate import calibrate_by_recipe, kind_again
+from massmerge.cli.calibrate import run_and_fit
 from massmerge.cli.common import verb
-from massmerge.cli.merged import change_options, refuse_inside, run_shown, show_written
+from massmerge.cli.merged import change_options, refuse_inside, show_written
 from massmerge.cli.plan import show_plan
 from massmerge.merging.change import prepare_removal
 from massmerge.merging.change import remove as run_remove
@@ -38,11 +38,7 @@ def remove(
         work = partial(
             run_remove, bundle, tasks, out=out, workers=workers, engine=engine, overwrite=overwrite, strict=strict
         )
-        kind = kind_again(bundle)
-        summary = run_shown(work, quiet=quiet or as_json)
-        calibrated = calibrate_by_recipe(
-            out or bundle, Path(), quiet=quiet or as_json, kind=kind, device=device, dtype=dtype
+        summary, _ = run_and_fit(
+            work, bundle, out or bundle, Path(), quiet=quiet or as_json, device=device, dtype=dtype
         )
-        if calibrated is not None:
-            summary["calibration"] = calibrated.plain()
         show_written(out or bundle, summary, as_json=as_json, quiet=quiet)

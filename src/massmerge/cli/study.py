@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import click
-from tqdm import tqdm
 
 from massmerge.cli.by_engine import workers_option
-from massmerge.cli.common import batch_size_option, engine_option, placement_options, print_json, table, verb
+from massmerge.cli.common import bars, batch_size_option, engine_option, placement_options, print_json, table, verb
 from massmerge.errors import InputError
 from massmerge.evaluation.report import Table
 from massmerge.research.studies import STUDIES
@@ -67,10 +65,8 @@ def study(
         raise InputError("name a study and a suite, such as `mass study layers suite.yaml --bundle out/`.")
     hushed = quiet or as_json
 
-    def progress(items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
-        return tqdm(items, what, total, leave=False, disable=hushed or None, delay=1.0)
-
     def tell(sentence: str) -> None:
+        """Print a sentence on what is being done."""
         if not hushed:
             click.echo(sentence, err=True)
 
@@ -79,7 +75,7 @@ def study(
         name, suite, bundle=bundle, recipe=recipe, out=out, split=split, limit=limit, quick=quick, seed=seed,
         batch_size=batch_size, device=device, dtype=dtype, engine=engine, workers=workers,
         search=search, trials=trials, peers=peers, command=command,
-        progress=progress, tell=tell,
+        progress=bars(hidden=hushed), tell=tell,
     )  # fmt: skip
     if as_json:
         print_json([result.to_dict() for result in results] if name == ALL else results[0].to_dict())

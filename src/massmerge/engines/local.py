@@ -67,6 +67,7 @@ class _Opened:
         self._all: UnitWorker | None = job.open() if job.shared else None
 
     def carry_out(self, unit: Unit, before: Any) -> Any:
+        """The result of a unit, by this thread's worker."""
         worker = self._all or getattr(self._own, "worker", None)
         if worker is None:
             with _opening:

@@ -93,24 +93,21 @@ def evaluate(
     Raises:
         InputError: bundle and suite do not fit, or something is missing; nothing has been run then.
     """
+    limits = unknown.model_dump() if isinstance(unknown, Unknown) else unknown
+    loading = {"router": router, "cache": cache, "device": device, "dtype": dtype}
     _refuse_size(batch_size)
     ready = prepare_evaluation(bundle, suite, folder=suite_folder, tasks=tasks, split=split, limit=limit, seed=seed)
     if ready.writes and route == "batch":
         raise InputError("generative bundles route each prompt by itself: use route='input'.")
     if engine is not None:
         _refuse_engine(bundle, route, cache)
-    if report is not None:
-        require_matplotlib()
-    if card:
-        refuse_card(bundle)
+    _refuse_outputs(bundle, report, card=card)
     if ready.static is not None:
         _refuse_routing(ready.static, {"router": router, "unknown": unknown}, route, oracle=oracle)
     opened = _open_experts(ready, folder, device, dtype) if experts else None
-    loading = {"router": router, "cache": cache, "device": device, "dtype": dtype}
-    model = _model(bundle, ready, loading)
+    model = _open_model(bundle, ready, loading)
     for data in progress(ready.data.values(), "reading", len(ready.data)):
         data.read_inputs()
-    limits = unknown.model_dump() if isinstance(unknown, Unknown) else unknown
     with _measured(model, bundle, engine, workers, report, loading) as measured:
         rows, timings = run_stream(
             measured, ready, seed=seed, route=route, batch_size=batch_size, unknown=limits, progress=progress
@@ -121,29 +118,47 @@ def evaluate(
         keep = None if report is None else Path(report) / "experts"
         run_experts(opened, ready, rows, batch_size=batch_size, keep=keep, progress=progress)
     once = opened is not None and _runs_once(model, ready, rows, batch_size, progress)
-    options = {
-        "split": split or DEFAULT_SPLIT, "limit": limit, "seed": seed, "route": route, "batch_size": batch_size,
-        "router": router or (ready.bundle.router_kind if ready.bundle else None),
-        **({"method": model.method} if isinstance(model, StaticModel) else {"voters": list(model.voters)}),
-        "unknown": limits, "oracle": oracle, "experts": experts, "one_pass": once, "shared_labels": ready.shared,
-    }  # fmt: skip
+    chosen = {"split": split or DEFAULT_SPLIT, "limit": limit, "seed": seed, "route": route, "batch_size": batch_size}
+    counted = {"unknown": limits, "oracle": oracle, "experts": experts, "one_pass": once}
+    options = {**chosen, **_routing_of(model, ready, router), **counted, "shared_labels": ready.shared}
     name = str(bundle) if isinstance(bundle, str | Path) else "a loaded model"
     found = collect(ready, rows, timings, name=name, options=options)
-    if report is not None:
-        write_evaluation(found, Path(report))
-    if card and isinstance(bundle, str | Path):
-        write_results(Path(bundle), found)
+    _write_outputs(found, bundle, report, card=card)
     return found
 
 
-def _model(bundle: str | Path | Model, ready: PreparedEvaluation, loading: dict[str, Any]) -> Model | StaticModel:
+def _open_model(bundle: str | Path | Model, ready: PreparedEvaluation, loading: dict[str, Any]) -> Model | StaticModel:
+    """The model that is measured; one that is loaded already, as it is."""
     with fast_at_once():
         if ready.static is not None:
             return StaticModel(ready.static.path, device=loading["device"], dtype=loading["dtype"])
         return load(bundle, check=True, **loading) if isinstance(bundle, str | Path) else bundle
 
 
+def _routing_of(model: Model | StaticModel, ready: PreparedEvaluation, router: str | None) -> dict[str, Any]:
+    """How inputs find their tasks, for the report."""
+    routed = {"router": router or (ready.bundle.router_kind if ready.bundle else None)}
+    return routed | ({"method": model.method} if isinstance(model, StaticModel) else {"voters": list(model.voters)})
+
+
+def _refuse_outputs(bundle: str | Path | Model, report: str | Path | None, *, card: bool) -> None:
+    """Refuse a report without the library of its plots, and a card where there is no folder."""
+    if report is not None:
+        require_matplotlib()
+    if card:
+        refuse_card(bundle)
+
+
+def _write_outputs(found: Evaluation, bundle: str | Path | Model, report: str | Path | None, *, card: bool) -> None:
+    """Write the report, and put the results into the model card, as far as they are wanted."""
+    if report is not None:
+        write_evaluation(found, Path(report))
+    if card and isinstance(bundle, str | Path):
+        write_results(Path(bundle), found)
+
+
 def _refuse_size(batch_size: int) -> None:
+    """Refuse batches without rows."""
     if batch_size < 1:
         raise InputError("batch_size must be at least 1.")
 
@@ -202,6 +217,7 @@ def _refuse_routing(static: StaticFolder, options: dict[str, object], route: str
 
 
 def _open_experts(ready: PreparedEvaluation, folder: str | Path | None, device: str, dtype: str) -> Experts:
+    """The experts of the measured bundle, each of which answers its own task's rows."""
     if ready.static is not None:
         raise InputError(
             f"{ready.static.path}: experts are only measured with a bundle. `mass study methods` shows both in "

@@ -176,6 +176,7 @@ def _readable(
     asked: list[int] = []
 
     def items() -> Iterator[Any]:
+        """The inputs, their places noted as they are asked for."""
         for place in places:
             asked.append(place)
             yield data.inputs[place]

@@ -162,6 +162,7 @@ def _micro_f1_statistic(
         counts[row] = 2 * hits, len(true) + len(said)
 
     def figure(rows: Rows) -> float:
+        """F1 of some rows."""
         hits, total = counts[rows].sum(0).tolist()
         return hits / total if total else 0.0
 
@@ -179,6 +180,7 @@ def _spearman_statistic(task: str, truths: Sequence[str], given: Iterable[Given]
     values = np.fromiter(own, dtype=float, count=len(truth))
 
     def figure(rows: Rows) -> float:
+        """The correlation over some rows that have a number, times their share."""
         answered = ~np.isnan(values[rows])
         found = spearman(truth[rows][answered], values[rows][answered])
         return found * float(answered.mean()) if found > 0 else found

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from massmerge.evaluation.drawing import BLUE, FAINT, GREEN, INK, ORANGE, PALE, QUIET, new_figure, plain, quiet_axes
 from massmerge.evaluation.reliability import Reliability
 from massmerge.evaluation.results import Confusion
+from massmerge.io.drawing import BLUE, FAINT, GREEN, INK, ORANGE, PALE, QUIET, new_figure, plain, quiet_axes
 
 _LEAST_AXES = 3  # a radar of two tasks is a line
 

@@ -22,6 +22,7 @@ class _Words:
         self._numbers: dict[str, int] = {}
 
     def number(self, text: str | None) -> int:
+        """The number that stands for a text."""
         if text is None:
             return _NONE
         if text not in self._numbers:
@@ -30,6 +31,7 @@ class _Words:
         return self._numbers[text]
 
     def text(self, number: int) -> str | None:
+        """The text that a number stands for."""
         return None if number == _NONE else self._texts[number]
 
 

@@ -73,6 +73,7 @@ def run_stream(
         parts = batches_of_one_task(ready.counts, batch_size, seed)
 
     def answers() -> Iterator[Prediction]:
+        """The answers in the order of the stream."""
         for part in parts:
             items = (model.item(ready.data[task].inputs, place) for task, place in part)
             yield from _answers(model, ready, items, route=route, batch_size=batch_size, unknown=unknown)
@@ -122,6 +123,7 @@ def _like_lengths(ready: PreparedEvaluation, seed: int, window: int) -> RowOrder
     """The stream, texts of each window sorted by length: answers do not depend on their batch, but padding costs time."""
 
     def length(pair: tuple[str, int]) -> int:
+        """Characters of a text; none of an image."""
         item = ready.data[pair[0]].inputs[pair[1]]
         return len(item) if isinstance(item, str) else 0
 
@@ -158,6 +160,7 @@ def run_known(
             other[row.task].append(i)
 
     def answers() -> Iterator[tuple[int, Prediction]]:
+        """The place of each row that was routed elsewhere, and its answer with the task given."""
         for task, missed in other.items():
             items = (model.item(ready.data[task].inputs, rows[i].place) for i in missed)
             given = _answers(model, ready, items, task=task, batch_size=batch_size)

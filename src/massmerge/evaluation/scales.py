@@ -85,6 +85,7 @@ def choose_scale(
     grid = candidates(recipe.merge.method, recipe.merge.own())
 
     def figure(scale: float) -> float:
+        """The mean figure of the tasks with deltas scaled so."""
         model.load_weights(rescale(scale))
         return mean_figure(
             given,
@@ -136,6 +137,7 @@ def rescaled_weights(prepared: OpenedRecipe, unit: Path) -> Callable[[float], Ma
     ]
 
     def weights(scale: float) -> Mapping[str, Tensor]:
+        """The base with the deltas scaled so."""
         found = {}
         for name in names:
             base = prepared.base.read(name).float()

@@ -104,6 +104,7 @@ def _statistics(
     labels = [row.label for row in rows]
 
     def figure_of(given: Iterable[Given], sharing: Mapping[str, int]) -> Statistic:
+        """The task's figure from some answers."""
         return statistic(task.metric, data.task, labels, given, sharing, task.positive)
 
     strict = figure_of((r.given for r in rows), {})

@@ -82,6 +82,7 @@ def link_tree(source: Path, target: Path, leave_out: Iterable[str]) -> None:
     gone = set(leave_out)
 
     def ignored(place: str, names: list[str]) -> set[str]:
+        """What is left out of a folder: something of the top one only."""
         return gone & set(names) if Path(place) == source else set()
 
     shutil.copytree(source, target, symlinks=True, ignore=ignored, copy_function=_link_or_copy, dirs_exist_ok=True)

@@ -26,7 +26,10 @@ def sums_ahead(paths: Iterable[Path]) -> Iterator[None]:
     ended = Event()
 
     def sum_of(path: Path) -> str:
+        """The sum of a file, unless the work ends first."""
+
         def go_on() -> None:
+            """Stop where the sum is no longer asked for."""
             if ended.is_set():
                 raise _Ended
 

@@ -33,9 +33,11 @@ def _anchored(recipe: Recipe, home: str) -> Recipe:
     """The recipe with addresses in the place of names that are found beside it."""
 
     def head(given: FileHead | TextHead) -> FileHead | TextHead:
+        """A head with addresses of its files."""
         return given.model_copy(update={key: _found(value, home) for key, value in given})
 
     def task(given: TaskRecipe) -> TaskRecipe:
+        """A task with addresses of its expert, files and heads."""
         named = {key: _found(getattr(given, key), home) for key in ("expert", "labels", "inputs")}
         own = None if given.head is None else head(given.head)
         return given.model_copy(

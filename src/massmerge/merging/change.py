@@ -206,10 +206,12 @@ def _anchored(task: TaskRecipe, folder: Path) -> TaskRecipe:
     """A task whose relative paths are absolute: those of the other tasks start from another folder, and a bundle has one."""
 
     def found(value: object) -> object:
+        """A path from the folder where something lies there, else what was given."""
         path = folder / Path(value).expanduser() if isinstance(value, str) and value else None
         return str(path.resolve()) if path is not None and path.exists() else value
 
     def anchored(head: FileHead | TextHead) -> FileHead | TextHead:
+        """A head with absolute paths."""
         # The name of a set of templates is no path, whatever lies in the folder.
         return head.model_copy(update={k: v if str(v) in template_sets() else found(v) for k, v in head})
 

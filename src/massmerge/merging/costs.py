@@ -31,6 +31,7 @@ def peak_memory(matrices: list[TensorPlan], whole: list[TensorPlan], limits: Lim
     """Each worker holds the factors of all tasks of one tensor, and for those that are not adapters base and delta."""
 
     def held(t: TensorPlan) -> int:
+        """Bytes that the work on one tensor holds."""
         factors = sum(t.ranks) * sum(t.matrix) * 4 if t.matrix else 0
         if t.matrix and all(map(_is_thin(t), limits[t.name])):
             return 3 * factors  # as read, their bases, and as stored

@@ -31,7 +31,7 @@ from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.heads import HeadSource, find_base_head
 from massmerge.merging.heads.sources import named_files
 from massmerge.merging.heads.text import TextTower
-from massmerge.merging.open_tasks import Attempts, all_write, open_tasks, with_outputs
+from massmerge.merging.open_tasks import Attempts, all_write, open_tasks, with_bundled, with_outputs
 from massmerge.merging.plan import Plan, copies_base, plan_merge, touched_by
 from massmerge.recipe import Recipe, TaskRecipe, TextHead
 from massmerge.routing.sites import choose_sites, find_sites
@@ -117,51 +117,64 @@ def open_recipe(
     files = bundled.files if bundled else SourceFiles()
 
     def find(who: str, text: str) -> Source:
+        """The source that a path or name stands for; its files are watched from now on."""
         return files.watch(who, find_source(text, folder, download=download))
 
-    for task in tasks:
-        for text in named_files([task]):
-            if (path := attempt(f"task {task.name}", partial(path_of, text, folder))) is not None:
-                files.add(f"task {task.name}", path)
-    sources = {
-        task.name: attempt(f"task {task.name}", partial(find, f"task {task.name}", task.expert)) for task in tasks
-    }
+    _watch_named_files(tasks, folder, files, attempt)
+    given = _expert_sources(tasks, find, attempt)
     base = attempt("base", bundled.open_base if bundled else lambda: open_base(find("base", recipe.base)))
     if base is None:
         raise problems_error(attempt.problems)
     tower = _text_tower(recipe, tasks, find, None if bundled else base, attempt)
     if bundled is None:
-        base = _narrowed(base, [s for s in sources.values() if s is not None], image=tower is not None)
-    given = [(task, source) for task in tasks if (source := sources[task.name]) is not None]
+        base = _narrowed(base, [source for _, source in given], image=tower is not None)
     opened = open_tasks(given, base, folder, tower)
     if recipe.merge.static and all_write(base, tasks, opened):
         base, opened = with_outputs(base, opened, partial(open_tasks, given, folder=folder, tower=tower))
-    experts, heads, further = opened.experts, opened.heads, opened.further
     attempt.problems += opened.problems
     if bundled is not None:
-        experts, heads = {**bundled.experts(), **experts}, {**bundled.heads(), **heads}
-        further = {**bundled.further(), **further}
+        opened = with_bundled(opened, bundled)
         attempt.problems += bundled.problems(recipe)
-        processor, base_head = bundled.processor(), attempt("base", partial(bundled.base_head, heads))
+        processor, base_head = bundled.processor(), attempt("base", partial(bundled.base_head, opened.heads))
     else:
         found = attempt("processor", lambda: _processor_files(recipe, base.source, find))
-        processor, base_head = found or {}, find_base_head(base, heads.values())
-    attempt.problems += [*_label_problems(recipe, heads), *_headless_problems(recipe, heads, bundled)]
-    attempt.problems += _input_problems(
-        recipe, tasks, folder, bundled.names if bundled and bundled.moments() else set()
+        processor, base_head = found or {}, find_base_head(base, opened.heads.values())
+    sources = OpenedRecipe(
+        recipe, folder, base, opened.experts, opened.heads, processor, base_head, files, bundled, opened.further
     )
-    prepared = OpenedRecipe(recipe, folder, base, experts, heads, processor, base_head, files, bundled, further)
-    if plan is not None:
-        prepared.plan = plan
-        return prepared
+    sources.plan = _checked_plan(sources, attempt, workers) if plan is None else plan
+    return sources
+
+
+def _watch_named_files(tasks: list[TaskRecipe], folder: Path, files: SourceFiles, attempt: Attempts) -> None:
+    """Watch the files that heads of the recipe name."""
+    for task in tasks:
+        for text in named_files([task]):
+            if (path := attempt(f"task {task.name}", partial(path_of, text, folder))) is not None:
+                files.add(f"task {task.name}", path)
+
+
+def _expert_sources(
+    tasks: list[TaskRecipe], find: Callable[[str, str], Source], attempt: Attempts
+) -> list[tuple[TaskRecipe, Source]]:
+    """Each task whose expert's source is found, with that source."""
+    sources = [attempt(f"task {task.name}", partial(find, f"task {task.name}", task.expert)) for task in tasks]
+    return [(task, source) for task, source in zip(tasks, sources, strict=True) if source is not None]
+
+
+def _checked_plan(sources: OpenedRecipe, attempt: Attempts, workers: int) -> Plan:
+    """The plan of a merge from these sources, with all that is wrong with recipe and sources."""
+    recipe, bundled, heads = sources.recipe, sources.bundled, sources.heads
+    attempt.problems += [*_label_problems(recipe, heads), *_headless_problems(recipe, heads, bundled)]
+    kept = bundled.names if bundled and bundled.moments() else set()
+    attempt.problems += _input_problems(recipe, sources.opened, sources.folder, kept)
     attempt.problems += _further_problems(recipe, heads)
-    attempt("router.site", partial(_check_sites, recipe, base))
+    attempt("router.site", partial(_check_sites, recipe, sources.base))
     touched = {
-        name: attempt(f"task {name} ({expert.source.text})", partial(touched_by, prepared, expert)) or set()
-        for name, expert in experts.items()
+        name: attempt(f"task {name} ({expert.source.text})", partial(touched_by, sources, expert)) or set()
+        for name, expert in sources.experts.items()
     }
-    prepared.plan = plan_merge(prepared, touched, attempt.problems, workers)
-    return prepared
+    return plan_merge(sources, touched, attempt.problems, workers)
 
 
 def _text_tower(

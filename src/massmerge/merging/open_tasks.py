@@ -12,6 +12,7 @@ from massmerge.checkpoints import Base, Expert, FullExpert, Source, open_expert
 from massmerge.checkpoints.backbone import language_class, with_output
 from massmerge.checkpoints.differences import left_out
 from massmerge.errors import InputError, Problem
+from massmerge.merging.from_bundle import Bundled
 from massmerge.merging.heads import HeadSource, find_further_heads, find_head
 from massmerge.merging.heads.text import TextTower
 from massmerge.recipe import TaskRecipe
@@ -88,3 +89,13 @@ def with_outputs(base: Base, opened: OpenedTasks, again: Callable[[Base], Opened
     found = again(wide)
     held = wide.readings.keys() | {name for expert in found.experts.values() for name in expert.names()}
     return (wide, found) if held.issuperset(wide.output) else (base, opened)
+
+
+def with_bundled(opened: OpenedTasks, bundled: Bundled) -> OpenedTasks:
+    """The tasks that a bundle gives, then those that were opened."""
+    return OpenedTasks(
+        {**bundled.experts(), **opened.experts},
+        {**bundled.heads(), **opened.heads},
+        {**bundled.further(), **opened.further},
+        opened.problems,
+    )

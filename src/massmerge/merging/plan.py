@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -177,49 +178,26 @@ def plan_merge(prepared: OpenedRecipe, touched: dict[str, set[str]], problems: l
     whole_bytes = sum(t.nbytes * sum(t.ranks) + entry_bytes(t.name) * sum(t.ranks) for t in whole)
     rest = rest_bytes(prepared, sizes_of)
     ranks = _ranks(recipe, sizes_of, base_bytes, whole_bytes + rest, fixed, problems)
-    matrices = [
-        TensorPlan(
-            x.name,
-            base.slots[x.name].kind,
-            base.slots[x.name].shape,
-            _dtype(base.info(x.name).dtype),
-            (x.m, x.n),
-            ranks[x.name],
-        )
-        for x in sizes_of
-    ]
+    matrices = [_matrix_plan(prepared, x, ranks[x.name]) for x in sizes_of]
     limits = {x.name: x.limits for x in sizes_of}
     factors = {t: sum(factor_bytes(x, ranks[x.name][i]) for x in sizes_of) for i, t in enumerate(order)}
-    cores = sum(core_bytes(x, ranks[x.name]) for x in sizes_of) if fixed else 0
-    further = [head for own in prepared.further.values() for head in own.values()]
-    all_heads = (*prepared.heads.values(), *further, prepared.base_head)
-    head_bytes = sum(head.nbytes for head in all_heads if head is not None)
-    sizes = Sizes(base_bytes, sum(factors.values()), whole_bytes, cores, rest, head_bytes)
     if recipe.merge.static:
         copies = len(order) if recipe.merge.keeps_tasks else 1
-        sizes = Sizes(base_bytes, 0, (copies - 1) * base_bytes, 0, rest, head_bytes)
-    elif recipe.merge.budget is not None and sizes.counted > recipe.merge.budget * base_bytes:
-        problems.append(
-            Problem(
-                "budget",
-                f"is too small: with rank 1 everywhere the bundle is {sizes.ratio:.2f} times the base, the "
-                f"budget is {recipe.merge.budget}. Raise it, or merge fewer tasks.",
-                "warning",
-            )
-        )
+        sizes = Sizes(base_bytes, 0, (copies - 1) * base_bytes, 0, rest, _head_bytes(prepared))
+    else:
+        cores = sum(core_bytes(x, ranks[x.name]) for x in sizes_of) if fixed else 0
+        sizes = Sizes(base_bytes, sum(factors.values()), whole_bytes, cores, rest, _head_bytes(prepared))
+        problems += _budget_problems(sizes, recipe.merge.budget)
     apart = not recipe.merge.static or recipe.merge.method == "tsv_c"  # what is stored, or would be, for each task
-    tasks = tuple(
-        _task_plan(
-            prepared, name, base_bytes, apart * factors[name], apart * sum(t.nbytes for t in whole if t.ranks[i])
-        )
-        for i, name in enumerate(order)
-    )
+    whole_of = [sum(t.nbytes for t in whole if t.ranks[i]) for i in range(len(order))]
     return Plan(
         recipe.merge.method,
         recipe.base,
         base.skeleton.class_name,
         base.source.revision,
-        tasks,
+        tuple(
+            _task_plan(prepared, t, base_bytes, apart * factors[t], apart * whole_of[i]) for i, t in enumerate(order)
+        ),
         (*matrices, *whole),
         sizes,
         _ranks_known(prepared),
@@ -228,6 +206,30 @@ def plan_merge(prepared: OpenedRecipe, touched: dict[str, set[str]], problems: l
         tuple(problems),
         tuple(task.name for task in recipe.tasks if task.name not in prepared.experts),
     )
+
+
+def _matrix_plan(prepared: OpenedRecipe, size: MatrixSize, ranks: tuple[int, ...]) -> TensorPlan:
+    """A tensor of the base that gets factors of these ranks."""
+    slot, dtype = prepared.base.slots[size.name], prepared.base.info(size.name).dtype
+    return TensorPlan(size.name, slot.kind, slot.shape, _dtype(dtype), (size.m, size.n), ranks)
+
+
+def _head_bytes(prepared: OpenedRecipe) -> int:
+    """Bytes of all heads."""
+    further = [head for own in prepared.further.values() for head in own.values()]
+    heads = (*prepared.heads.values(), *further, prepared.base_head)
+    return sum(head.nbytes for head in heads if head is not None)
+
+
+def _budget_problems(sizes: Sizes, budget: float | None) -> Iterator[Problem]:
+    """A budget that no ranks meet."""
+    if budget is not None and sizes.counted > budget * sizes.base:
+        yield Problem(
+            "budget",
+            f"is too small: with rank 1 everywhere the bundle is {sizes.ratio:.2f} times the base, the "
+            f"budget is {budget}. Raise it, or merge fewer tasks.",
+            "warning",
+        )
 
 
 def _seconds(

@@ -99,6 +99,7 @@ def ranks_by_rule(matrices: Sequence[MatrixSize], rule: str | int | float) -> di
     """
 
     def rank(x: MatrixSize) -> int:
+        """The rule's rank of a matrix."""
         if rule == "1/T":
             return max(1, min(x.m, x.n) // len(x.limits))
         return int(rule) if isinstance(rule, int) else min(x.m, x.n)

@@ -230,6 +230,7 @@ class _Run:
         progress.start(len(plan.tensors), len(plan.tensors) - len(todo))
 
         def done(unit: Unit, made: dict[str, str]) -> None:
+            """Note and show the tensors that a unit has finished."""
             if not isinstance(unit.data, MakeShare):
                 finished.update(made)
                 for key in made:
@@ -246,6 +247,7 @@ class _Run:
         found: dict[str, Any] = {}
 
         def done(unit: Unit, made: dict[str, str]) -> None:
+            """Note and show the tensors that a unit has looked at."""
             parts.names.update(made)
             for index in unit.data.indices:
                 progress.tensor(plan.tensors[index].name)

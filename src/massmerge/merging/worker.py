@@ -65,6 +65,7 @@ class MergeWorker:
         tensor = self._tensor(data.index)
 
         def share() -> dict[str, Tensor]:
+            """One task's factors of the tensor, as they are stored."""
             return _packed(
                 self.tensors.originals.kept(tensor, data.task, partial(self.tensors.originals.base, tensor.name))
             )
@@ -78,6 +79,7 @@ class MergeWorker:
             names |= made
 
         def kept(tensor: TensorPlan, task: str, base: Callable[[], Tensor]) -> Kept | None:
+            """One task's factors, from the file that the share of work wrote."""
             share = Parts(self._parts.folder, "", {task: names[task]})
             return _unpacked(
                 {name: read_tensor(info).to(self.tensors.originals.device) for name, info in share.header(task).items()}

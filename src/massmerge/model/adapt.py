@@ -85,6 +85,7 @@ def adapt(
     """
 
     def fit(opened: Path) -> tuple[Adaptation, FittedRouter | None]:
+        """What came of it, and the router that is stored; none if it is not better."""
         model = load(opened, router="projection", device=device, dtype=dtype, check=True)
         if len(model.tasks) < 2:
             raise InputError(f"{path}: one task needs no routing.")

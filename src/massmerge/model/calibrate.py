@@ -122,6 +122,7 @@ def calibrate(
         raise InputError(f"precision is a share between 0 and 1, not {precision}.")
 
     def fit(opened: Path) -> tuple[Calibration, FittedRouter]:
+        """The report, and the router that is stored."""
         done, tensors = _fit(_load(opened, kind, device, dtype), inputs, kind, count, precision, progress)
         return done, FittedRouter(done.kind, tensors, done.rule, done.limits.unknown() if write_limits else {})
 

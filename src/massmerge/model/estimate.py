@@ -102,6 +102,7 @@ def decided(stages: Stages, looks: Sequence[Seen], routers: Sequence[Router], as
     """How routers of the looks route some of the inputs that these have seen."""
 
     def again(unsure: list[int]) -> Votes:
+        """The votes of the second look."""
         return looks[1].votes(routers[1], asked[torch.tensor(unsure)])
 
     choice = plain_choice(stages)

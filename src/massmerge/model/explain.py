@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from massmerge.errors import InputError, MassError
+from massmerge.errors import InputError
+from massmerge.io.drawing import plain, pyplot
 from massmerge.model.answers import Answer, Prediction
 from massmerge.model.model import Model
 
@@ -80,13 +81,7 @@ def plot_explanation(found: Explanation, title: str, path: str | Path) -> None:
         InputError: the file's name does not say a format that can be drawn.
         MassError: matplotlib is missing.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise MassError("plots need matplotlib: pip install 'massmerge[eval]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     routing = found.prediction.routing
     assert routing is not None
     names = sorted(routing.weights, key=lambda n: routing.weights[n])
@@ -107,7 +102,8 @@ def plot_explanation(found: Explanation, title: str, path: str | Path) -> None:
         _draw_bars(axis, name, ticks, values, shades)
         axis.set_ylim(len(ticks) - rows - 0.5, len(ticks) - 0.5)  # bars of one thickness in all panels
     given = title if len(title) < 90 else title[:87] + "…"
-    figure.suptitle(_plain(f"{given}\n{answer_in_words(found.prediction)}"), fontsize=11)
+    words = f"{given}\n{answer_in_words(found.prediction)}"
+    figure.suptitle(plain(words, len(words)), fontsize=11)
     figure.tight_layout()
     try:
         figure.savefig(path, dpi=150)
@@ -121,7 +117,7 @@ def _draw_bars(axis: Any, name: str, ticks: list[str], values: list[float], colo
     """Bars with their values beside them, the best on top."""
     places = range(len(values))
     bars = axis.barh(places, values, color=colours, height=0.7)
-    axis.set_yticks(places, [_plain(tick if len(tick) <= 28 else tick[:27] + "…") for tick in ticks], fontsize=9)
+    axis.set_yticks(places, [plain(tick, 28) for tick in ticks], fontsize=9)
     axis.bar_label(bars, fmt="%.3f", padding=3, fontsize=8, color="#44505a")
     axis.margins(x=0.3)  # room for the values, on the left too where a bar goes there
     axis.axvline(0, color="#8a949c", linewidth=0.8)
@@ -129,8 +125,3 @@ def _draw_bars(axis: Any, name: str, ticks: list[str], values: list[float], colo
     axis.spines[["top", "right", "left", "bottom"]].set_visible(False)
     axis.tick_params(axis="y", length=0)
     axis.set_xticks([])
-
-
-def _plain(text: str) -> str:
-    """Text as it is; between two dollars matplotlib would read mathematics."""
-    return text.replace("$", r"\$")

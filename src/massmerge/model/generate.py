@@ -91,6 +91,7 @@ class Generator:
         batch, changes = self._batch([row]), groups[0][0]
 
         def write(streamer: TextIteratorStreamer, stop: StoppingCriteria) -> None:
+            """Generate into a streamer until it is stopped."""
             criteria = StoppingCriteriaList([stop, *self._writing.objects.get("stopping_criteria", [])])
             self._generate(batch, changes, {"streamer": streamer, "stopping_criteria": criteria})
 

@@ -224,6 +224,7 @@ class Model(Generative):
         """The second pass of the inputs of a batch that are at some positions."""
 
         def run(rows: Sequence[int], routings: Sequence[Routing]) -> Passed:
+            """The second pass of some of the inputs."""
             whole = list(rows) == list(range(next(iter(batch.values())).shape[0]))
             part = batch if whole else {k: v[torch.tensor(rows)] for k, v in batch.items()}
             return self.sets.forward(part, routings, for_heads=True)

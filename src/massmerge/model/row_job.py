@@ -243,6 +243,7 @@ class EngineModel:
         counts = {unit.key: round(unit.seconds / _SECONDS) for unit in todo}
 
         def done(unit: Unit, name: str) -> None:
+            """Note a part's file, and its rows as answered."""
             names[unit.data.key] = name
             self.seen(counts[unit.key])
 

@@ -80,6 +80,7 @@ def see(model: Model, first_pass: FirstPass, chosen: Mapping[str, Sequence[Any]]
     """What each voter of a pass sees of the inputs (n, width), in their order."""
 
     def stepping(task: str, items: Sequence[Any]) -> Iterator[Any]:
+        """The inputs, each told as done when the next is asked for."""
         for item in items:
             yield item
             step(task)

@@ -47,6 +47,7 @@ def threaded_pieces(tokenizer: Any, write: Callable[[TextIteratorStreamer, Stopp
     faults: list[Exception] = []
 
     def run() -> None:
+        """Write the text, and keep what goes wrong for the reader."""
         try:
             write(streamer, _Told(stop))
         except Exception as error:  # handed to the thread that reads

@@ -54,6 +54,7 @@ class Answerer(Answering):
         writing = Writing(self.core.reader, base.config, base.generation_config, options)
 
         def write(batch: dict[str, Tensor]) -> list[list[int]]:
+            """The tokens of a batch."""
             return self._generate(writing, task, self.core.placement.batch(batch))
 
         for rows in self.core.rows(prompts, batch_size, on_error, writing.read):
@@ -122,6 +123,7 @@ class OneBackbone(Answerer):
         allowed = self.tasks if task is None else task
 
         def answer(good: list[Row]) -> list[Prediction]:
+            """The answers of a batch."""
             batch = self.core.batch(good)
             return self.core.answers(self._forward(batch, task), batch, [allowed] * len(good), top=top)
 
@@ -183,6 +185,7 @@ class OneBackbone(Answerer):
 
         @torch.inference_mode()
         def run(rows: slice) -> Any:
+            """The backbone's output for some rows."""
             return self.backbone(**take_rows(call, rows, len(first)))
 
         return join_rows(run_parts(run, parts_of(len(first), first.device)))

@@ -60,6 +60,7 @@ def fit_logistic(features: Tensor, owners: Tensor, tasks: int, ridge: float = _R
     optimizer = torch.optim.LBFGS([weight, bias], max_iter=_STEPS, history_size=10, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
+        """The loss at the current weights, with its gradients."""
         optimizer.zero_grad()
         found = cross_entropy(features @ weight.mT + bias, owners, counts) + ridge / 2 * weight.square().sum()
         found.backward()  # type: ignore[no-untyped-call]

@@ -74,6 +74,7 @@ def watched_sites(
     calls: list[tuple[str, nn.Module, Tensor]] = []
 
     def note(path: str, module: nn.Module) -> Any:
+        """Watch what a module reads."""
         return module.register_forward_pre_hook(lambda _, args: calls.append((path, module, args[0])))
 
     handles = [note(prefix + path, m) for path, m in watched.named_modules() if isinstance(m, _LINEAR)]
@@ -199,6 +200,7 @@ def voting_sites(
         return []
 
     def covered(site: Site) -> int:
+        """How many tasks change what a site reads."""
         return sum(any(ranks[name][t] for name in site.tensors if name in ranks) for t in range(tasks))
 
     return choose_sites(sites, wanted, covered, half=model.main_input_name == "pixel_values")

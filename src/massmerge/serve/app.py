@@ -29,6 +29,7 @@ def make_app(settings: ServiceSettings) -> FastAPI:
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
+        """Start the service, and stop it at the end."""
         service.start()
         yield
         await service.stop()

@@ -133,6 +133,7 @@ class Batcher(QueueThread[_Entry]):
         self._hear(len(batch), took)
 
         def settle() -> None:
+            """Give each waiting request its answer."""
             for entry, result in zip(batch, results, strict=True):
                 entry.job.settle(entry.index, Outcome(result, 1000 * (began - entry.arrived)))
 

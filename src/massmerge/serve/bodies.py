@@ -57,21 +57,9 @@ def prediction_body(outcome: Outcome, options: Options) -> dict[str, Any]:
     """One input's answer."""
     result = outcome.result
     if isinstance(result, Fault):
-        empty: dict[str, Any] = {
-            "task": None,
-            "label": None,
-            "confidence": None,
-            "score": None,
-            "labels": None,
-            "scores": None,
-            "value": None,
-            "heads": {},
-            "alternatives": [],
-            "selected": [],
-            "truncated": False,
-            "explain": None,
-        }
-        return {**empty, "error": {"code": result.code, "message": result.message}}
+        none = dict.fromkeys(("task", "label", "confidence", "score", "labels", "scores", "value"))
+        empty = {"heads": {}, "alternatives": [], "selected": [], "truncated": False, "explain": None}
+        return {**none, **empty, "error": {"code": result.code, "message": result.message}}
     return {
         "task": result.task,
         "label": result.label,
@@ -93,14 +81,9 @@ def route_body(outcome: Outcome, top: int) -> dict[str, Any]:
     """One input's task."""
     result = outcome.result
     if isinstance(result, Fault):
-        empty: dict[str, Any] = {
-            "task": None,
-            "confidence": None,
-            "alternatives": [],
-            "selected": [],
-            "truncated": False,
-        }
-        return {**empty, "error": {"code": result.code, "message": result.message}}
+        none = dict.fromkeys(("task", "confidence"))
+        empty = {"alternatives": [], "selected": [], "truncated": False}
+        return {**none, **empty, "error": {"code": result.code, "message": result.message}}
     routing = result.routing
     assert routing is not None
     ranked = sorted(routing.probabilities.items(), key=lambda pair: -pair[1])

@@ -18,6 +18,7 @@ def add_docs(app: FastAPI) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> HTMLResponse:
+        """The page."""
         return HTMLResponse(render(app.openapi(), str(request.base_url).rstrip("/")))
 
 

@@ -20,11 +20,13 @@ def make_routes() -> APIRouter:
     names = sorted(path.name for path in FOLDER.iterdir() if path.is_file()) if FOLDER.is_dir() else []
 
     def serve(name: str) -> Response:
+        """A file of the page, with its type."""
         kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
         return Response((FOLDER / name).read_bytes(), media_type=kind, headers={"Cache-Control": "no-cache"})
 
     @router.get("/", include_in_schema=False)
     async def index() -> Response:
+        """The page itself."""
         if "index.html" not in names:
             raise ServiceError(404, "not_found", "There is no page here; the API is described at /docs.")
         return serve("index.html")
@@ -36,6 +38,7 @@ def make_routes() -> APIRouter:
 
 def _file(name: str, serve: Callable[[str], Response]) -> Callable[[], Awaitable[Response]]:
     async def file() -> Response:
+        """One file."""
         return serve(name)
 
     return file

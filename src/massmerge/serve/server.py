@@ -100,6 +100,7 @@ async def _run(settings: ServiceSettings, listener: socket.socket, on_ready: Cal
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
+        """Finish what is under way, then end; at once if asked again."""
         if service.stopping:
             server.force_exit = True
         service.stopping = server.should_exit = True
@@ -109,6 +110,7 @@ async def _run(settings: ServiceSettings, listener: socket.socket, on_ready: Cal
     reloads: set[asyncio.Task[None]] = set()
 
     def reload() -> None:
+        """Load the bundle anew beside the running one."""
         task = loop.create_task(_reload(service))
         reloads.add(task)
         task.add_done_callback(reloads.discard)

@@ -279,6 +279,7 @@ async def _in_daemon(function: Callable[[], _R]) -> _R:
     found: asyncio.Future[_R] = loop.create_future()
 
     def settle(result: _R | None, error: BaseException | None) -> None:
+        """Hand result or error to who waits, in the event loop."""
         if found.done():
             return
         if error is None:
@@ -287,6 +288,7 @@ async def _in_daemon(function: Callable[[], _R]) -> _R:
             found.set_exception(error if isinstance(error, Exception) else MassError(f"it ended by {error!r}"))
 
     def run() -> None:
+        """Call the function, and hand over what comes of it."""
         result, fault = None, None
         try:
             result = function()

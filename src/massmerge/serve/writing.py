@@ -158,6 +158,7 @@ class TextWriter(QueueThread[TextJob]):
 
     def _tell(self, found: list[tuple[TextJob, Heard]]) -> None:
         def tell() -> None:
+            """Hand each text what was said of it."""
             for job, said in found:
                 job.heard.put_nowait(said)
 

@@ -40,6 +40,7 @@ def show_llm(folder: Path, *, quiet: bool) -> dict[str, Any]:
     began = time.perf_counter()
 
     def say(text: str) -> None:
+        """Print what the demo does next."""
         if not quiet:
             click.echo(text)
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 import shlex
 import textwrap
 import time
-from collections.abc import Iterable
 from itertools import combinations
 from typing import Any
 
 import click
-from tqdm import tqdm
 
 from massmerge.bundle.inspect import inspect_bundle
 from massmerge.bundle.reader import Bundle
-from massmerge.cli.common import BarProgress, plural, print_problems, size, table
+from massmerge.cli.common import BarProgress, bars, plural, print_problems, size, table
 from massmerge.cli.demo.folder import Demo
 from massmerge.errors import InputError
 from massmerge.evaluation.evaluate import evaluate
@@ -145,7 +143,12 @@ class Tour:
             ["mass", "eval", "out", "suite.yaml", "--experts", *limit],
         )
         found = evaluate(
-            demo.bundle, demo.suite, limit=demo.limit, experts=True, folder=demo.folder, progress=self._bar
+            demo.bundle,
+            demo.suite,
+            limit=demo.limit,
+            experts=True,
+            folder=demo.folder,
+            progress=bars(hidden=self.quiet),
         )
         rows = [
             [t.task, t.rows, percent(t.strict.value), percent(t.routing.value), percent(t.known and t.known.value),
@@ -191,9 +194,6 @@ class Tour:
     def _say(self, text: str) -> None:
         if not self.quiet:
             click.echo(text)
-
-    def _bar(self, items: Iterable[Any], what: str, total: int) -> Iterable[Any]:
-        return tqdm(items, what, total, leave=False, disable=self.quiet or None, delay=1.0)
 
 
 class _Progress(BarProgress):

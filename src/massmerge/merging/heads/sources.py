@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
-
-from torch import Tensor
 
 from massmerge.bundle.layout import LABELS, LINEAR, head_folder
 from massmerge.bundle.problem_types import problem_of
@@ -107,13 +106,11 @@ def _text_head(task: TaskRecipe, head: TextHead, folder: Path, tower: TextTower 
     labels = classes if task.labels is None else read_labels(task.labels, folder)
     refuse_label_count(labels, len(classes))
     nbytes = 4 * len(classes) * (tower.width + 1)
-
-    def make() -> dict[str, Tensor]:
-        return text_head(tower, classes, templates)
-
     options = {"normalize": True, "scale": 1.0, "features": "auto"}
     problem = problem_of(task.problem_type, len(labels))
-    return HeadSource("linear", None, labels, nbytes, problem, make=make, options=options)
+    return HeadSource(
+        "linear", None, labels, nbytes, problem, make=partial(text_head, tower, classes, templates), options=options
+    )
 
 
 def write_head(folder: Path, head: HeadSource) -> None:

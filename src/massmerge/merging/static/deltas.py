@@ -64,6 +64,7 @@ class Deltas:
         shape = tuple(next(iter(given.values())).shape)
 
         def factor(task: str) -> Factors | None:
+            """The factors of a task's delta; none where it changes nothing."""
             return truncated_svd(given[task], rank or min(shape)) if bool(given[task].any()) else None
 
         device = next(iter(given.values())).device

@@ -158,12 +158,14 @@ class StaticParts:
         """The tensor's deltas; the lengths of those that are read are written to `norm`."""
 
         def read(task: str) -> Tensor:
+            """A task's delta, its length noted."""
             found = self._originals.delta(tensor, task, base)
             if norm is not None:
                 norm[self._known.tasks.index(task)] = float(found.double().norm())
             return found
 
         def factor(task: str) -> Factors | None:
+            """A task's factors, the length of its delta noted."""
             found = kept(tensor, task, lambda: base)
             if norm is not None and found is not None:
                 norm[self._known.tasks.index(task)] = found.norm

@@ -71,6 +71,7 @@ class Spans:
 
         @cache
         def read(task: str) -> Tensor:
+            """A task's delta in this span, its length noted."""
             delta = difference(
                 base, self._originals.expert_span(task, self.tensor.name, self._experts[task], start, stop)
             )

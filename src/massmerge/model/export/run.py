@@ -61,6 +61,7 @@ def export_bundle(
     work = WorkFolder(place, "export")
 
     def write() -> list[Part]:
+        """Write the result into the work folder, a part for each of its folders."""
         if form != "peft":
             progress(form)
             return [_OF_SETS[form](opened, positions, work.fresh_result())]

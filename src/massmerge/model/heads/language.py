@@ -187,6 +187,7 @@ def dense_language_model(
     """An expert that writes, around a dense backbone that holds its weights; and how its bundle's base generates."""
 
     def tie(layer: nn.Module, tensor: str) -> nn.Module:
+        """A layer with the backbone's tensor as its weight."""
         _assign(layer, "weight", backbone.get_parameter(tensor))
         return layer
 

@@ -57,6 +57,7 @@ def _settled(several: list[Prediction], confidence: float, evidence: float) -> P
     sure = {str(one.task): one.score or 0.0 for one in answered}
 
     def rank(one: Prediction) -> float:
+        """Least for the candidate that answers."""
         assert one.routing is not None
         task, voters = str(one.task), len(one.routing.site.split())
         return one.routing.residuals[task] / voters - confidence * (certainty(sure[task]) if sure[task] else 0.0)

@@ -92,6 +92,7 @@ class FirstPass:
             return [_in_order(list(parts), groups) for parts in zip(*found, strict=True)]
 
         def run(rows: slice) -> list[Activation]:
+            """The activations of some rows."""
             return self._run({name: tensor[rows] for name, tensor in inputs.items()})
 
         found = run_parts(run, parts_of(first.shape[0], first.device))

@@ -205,6 +205,7 @@ class Stages:
         typical: list[Tensor] = []
 
         def votes(look: Look, rows: list[int], own: SessionKeys | None) -> Votes:
+            """The votes of a look at some of the inputs."""
             nonlocal passes
             began = time.perf_counter()
             if seen is None:
@@ -223,6 +224,7 @@ class Stages:
             return cast if own is None else replace(cast, scores=own.memory.combined(look, own.keys, cast.scores))
 
         def again(unsure: list[int]) -> Votes:
+            """The votes of the second look at the inputs that are unsure."""
             assert self.second is not None
             own = None if session is None else session.of(unsure)
             return votes(self.second, everything if shared else unsure, own)

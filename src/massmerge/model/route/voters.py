@@ -48,6 +48,7 @@ def choose_voters(
     tasks = range(len(bases.tensors.names))
 
     def covered(site: Site) -> int:
+        """How many tasks change what this site reads."""
         return sum(any(bases.tensors.changes(task, name) for name in site.tensors) for task in tasks)
 
     kinds = () if _reads_text(base) else IMAGE_KINDS

@@ -97,6 +97,7 @@ class _Padded(NamedTuple):
 
     @classmethod
     def of(cls, update: LowRankChange, rank: int) -> _Padded:
+        """The factors of an update, padded to a rank."""
         u = update.us[0] if len(update.us) == 1 else torch.cat(update.us, 1)
         v = update.vs[0] if len(update.vs) == 1 else torch.cat(update.vs)
         missing = rank - len(v)

@@ -96,6 +96,7 @@ class SecondPass:
 
         @torch.inference_mode()
         def run(rows: slice) -> Any:
+            """The output for some rows."""
             with running(segments.within(rows)):
                 return self.model(**take_rows(inputs, rows, segments.batch))
 
@@ -184,6 +185,7 @@ def observe(base: PreTrainedModel, probe: dict[str, Any]) -> Observed:
     for path, module in base.named_modules():
 
         def note(module: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
+            """Note how a module is called."""
             called.add(path)
             tensors = {k: v for k, v in kwargs.items() if isinstance(v, Tensor)}
             if not is_batched(args, batch) or not is_batched(tensors, batch) or not is_batched(output, batch):

@@ -129,6 +129,7 @@ class Sets:
             return self._forward(batch, routings, for_heads=for_heads)
 
         def run(own: list[int]) -> Passed:
+            """The second pass of inputs of similar length."""
             return self._forward(trimmed(batch, own), [routings[i] for i in own], for_heads=for_heads)
 
         passed = run_parts(run, rows)

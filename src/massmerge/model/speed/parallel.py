@@ -66,6 +66,7 @@ def _pool(workers: int) -> ThreadPoolExecutor:
             ready = threading.Barrier(workers + 1)
 
             def begin() -> None:
+                """Give a thread one core, and wait for the others."""
                 torch.get_num_threads()  # the first question sets the number that all threads have; ours comes after
                 torch.set_num_threads(1)
                 ready.wait()

@@ -161,6 +161,7 @@ class VotingPeer(Peer):
 
         @torch.inference_mode()
         def run(rows: slice) -> tuple[Any, Tensor]:
+            """Output and shares of the tasks for some rows."""
             mask = batch.get("attention_mask")
             here = Pass(rows.stop - rows.start, None if mask is None else mask[rows])
             with running(here):

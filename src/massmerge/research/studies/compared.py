@@ -87,11 +87,9 @@ def mass_answers(
 ) -> tuple[Answered, Answered]:
     """The answers of a bundle: routed, as those of every method; and with the task given from the start, without routing."""
     chosen = list(tasks or context.measured)
-
-    def run() -> dict[str, Any]:
-        return _run_mass(context, model(), nbytes, chosen)
-
-    found = context.cell("answers", {"method": "mass", **about, "tasks": chosen}, run)
+    found = context.cell(
+        "answers", {"method": "mass", **about, "tasks": chosen}, lambda: _run_mass(context, model(), nbytes, chosen)
+    )
     return _answered(chosen, found["routed"]), _answered(chosen, found["known"])
 
 

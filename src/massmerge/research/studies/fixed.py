@@ -41,6 +41,7 @@ def similarities(context: StudyContext, metric: str) -> dict[str, list[list[floa
     """For each matrix how similar the deltas of its tasks are, in their order."""
 
     def compute() -> dict[str, list[list[float]]]:
+        """The similarities of all matrices."""
         names = matrices(context)
         return {
             name: similarity(list(factors_of(context, name).values()), metric).tolist()
@@ -105,6 +106,7 @@ def fixed_pass(context: StudyContext, accepted: Mapping[str, list[int]], voters:
     first_pass = FirstPass(tree, voters)
 
     def change(name: str) -> Tensor | None:
+        """The merged delta of a matrix; none where all tasks are left out."""
         if name not in accepted:
             return None
         factors = factors_of(context, name)

@@ -145,6 +145,7 @@ def _open_validation(
     """What gives rows of the split `validation`, or why there is none."""
 
     def rows(limit: int | None) -> PreparedEvaluation:
+        """Up to so many rows of each task."""
         return prepare_evaluation(target, suite, split=VALIDATION, limit=limit, seed=settings.seed)
 
     try:

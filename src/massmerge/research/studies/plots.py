@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from massmerge.evaluation.drawing import BLUE, FAINT, GREEN, INK, ORANGE, PALE, QUIET, new_figure, plain, quiet_axes
+from massmerge.io.drawing import BLUE, FAINT, GREEN, INK, ORANGE, PALE, QUIET, new_figure, plain, quiet_axes
 
 
 def site_bars(sites: Sequence[str], series: Mapping[str, Mapping[str, float]], line: float, line_name: str) -> Any:

@@ -72,6 +72,7 @@ def _left_out(context: StudyContext, accepted: Accepted) -> dict[str, Any]:
     kinds = _kinds(context)
 
     def share(names: list[str]) -> float:
+        """The share of deltas that are left out."""
         return sum(len(missing[n]) for n in names) / max(1, sum(len(there[n]) for n in names))
 
     by_task = {

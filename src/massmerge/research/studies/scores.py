@@ -50,12 +50,14 @@ def gather(
     made = [first_pass] if isinstance(first_pass, FirstPass) else []
 
     def opened() -> FirstPass:
+        """The first pass, opened when it is first needed."""
         if not made:
             assert not isinstance(first_pass, FirstPass)
             made.append(first_pass())
         return made[0]
 
     def measure(seen: list[Activation]) -> dict[str, Tensor]:
+        """Each router's scores by the activations of each voter."""
         by_name = dict(zip([voter.name for voter in opened().voters], seen, strict=True))
         return {
             f"{name}|{voter}": scored(router, by_name[voter])

@@ -70,6 +70,7 @@ def routed(stages: Stages, looks: Looks, places: Tensor | None = None, *, shared
     second = looks.second
 
     def again(unsure: list[int]) -> Votes:
+        """The votes of the second look."""
         assert second is not None
         return second.of(chosen if shared else chosen[unsure])
 
@@ -89,6 +90,7 @@ def shipped_voters(context: StudyContext) -> list[Voter]:
 
 def _votes(context: StudyContext, look: Look, what: str) -> Votes:
     def measure(seen: list[Activation]) -> dict[str, Tensor]:
+        """Each voter's scores, and the lifts where there are some."""
         votes = cast_votes(look.voters, seen, look.router)
         scores = {voter.name: score for voter, score in zip(look.voters, votes.scores, strict=True)}
         return scores if votes.lifts is None else {**scores, "lifts": votes.lifts}

@@ -95,6 +95,7 @@ class StaticMerge:
         rescale = rescaled_weights(sources, self.model.path)
 
         def figure(scale: float) -> float:
+            """The mean figure with the deltas scaled so."""
             self.model.load_weights(rescale(scale))
             return _given_figure(context, self.model, samples)
 

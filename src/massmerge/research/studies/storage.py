@@ -139,6 +139,7 @@ def _costs(context: StudyContext, answer: Callable[[list[Row]], object]) -> dict
 
     @torch.inference_mode()
     def forward(rows: list[Row]) -> object:
+        """What a plain forward of the base gives."""
         if writer is not None:
             return _first_words(writer, rows)
         core = context.model.core

@@ -100,6 +100,7 @@ def _chat_logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
     """As conversations have them: one object for each token."""
 
     def one(text: str, logprob: float) -> dict[str, Any]:
+        """A token with its log probability."""
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
     content = [

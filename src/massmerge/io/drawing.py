@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from massmerge.errors import MassError
+
 # From the palette of Okabe and Ito.
 BLUE, ORANGE, GREEN, INK, QUIET, FAINT = "#0072B2", "#D55E00", "#009E73", "#22303A", "#5D6B75", "#DDE3E8"
 PALE = "#9DB8CC"  # bars beside the one that stands out
@@ -12,6 +14,22 @@ PALE = "#9DB8CC"  # bars beside the one that stands out
 def plain(text: str, most: int = 26) -> str:
     """Text as it is, cut where it is long; between two dollars matplotlib would read mathematics."""
     return (text if len(text) <= most else text[: most - 1] + "…").replace("$", r"\$")
+
+
+def pyplot() -> Any:
+    """The part of matplotlib that draws to files and opens no window.
+
+    Raises:
+        MassError: matplotlib is missing.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise MassError("plots need matplotlib: pip install 'massmerge[eval]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt
 
 
 def new_figure(width: float, height: float) -> Any:
