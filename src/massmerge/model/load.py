@@ -223,6 +223,7 @@ def _make_core(
     """Base and heads with what reads inputs for them."""
 
     def attempt(inputs: dict[str, Tensor]) -> object:
+        """A first pass, which shows whether the base takes such inputs."""
         return stages.first.first_pass(place.batch(inputs))
 
     seen = probe_inputs(base)[base.main_input_name].shape[1:]
@@ -342,6 +343,7 @@ def _second_look(
     first_pass = FirstPass(base, voters)
 
     def router() -> Router:
+        """The router of the second look, made when it is first needed."""
         bases, folder = SiteBases(tensors), bundle.processor_folder
         own = subspaces_of(voters, bases, options, first_pass, folder, second=True)
         return moved(make_router(bundle, kind, voters, own), base.device)
