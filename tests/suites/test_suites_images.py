@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFont
 
+from benchmarks.suites import run
 from benchmarks.suites.near_duplicates import image_groups
 from benchmarks.suites.splits import SPLITS, Caps, make_split
-from benchmarks.suites.vision import examples, games, glyphs, tasks
+from benchmarks.suites.vision import examples, games, glyphs, printed, recipe, tasks
 from massmerge.errors import InputError
 
 SMALL = Caps(train=200, validation=30, test=60, least_test=30)
@@ -133,5 +134,14 @@ def test_drawn_examples_name_all_their_packages(tmp_path):
 
 
 def test_sets_name_tasks_that_exist_once():
-    assert [len(set(names)) for names in (tasks.WIDE14, tasks.WIDE, tasks.ALIKE)] == [14, 20, 10]
-    assert {*tasks.WIDE, *tasks.ALIKE} <= tasks.TASKS.keys()
+    sets = (tasks.WIDE14, tasks.WIDE, tasks.ALIKE, tasks.SCRIPTS)
+    assert [len(names) for names in sets] == [len(set(names)) for names in sets] == [14, 20, 10, 5]
+    assert {name for names in sets for name in names} <= tasks.TASKS.keys()
+
+
+def test_the_wide_sets_have_two_kinds_of_glyphs_as_the_papers_twenty():
+    assert set(tasks.WIDE) & set(tasks.SCRIPTS) == set(tasks.WIDE14) & set(tasks.SCRIPTS) == {"kana", "capitals"}
+
+
+def test_every_set_that_is_built_by_default_exists():
+    assert set(run.DEFAULT_SETS["vision"]) == recipe.SETS.keys() - {"all"}

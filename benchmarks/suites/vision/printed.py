@@ -1,0 +1,127 @@
+"""Pictures that are looked at for what they are made of: pages of music, and surfaces. A page's examples, and a surface's parts,
+all lie in one split."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from PIL import Image
+
+from benchmarks.suites.fetch import deb_archive
+from benchmarks.suites.vision.examples import Examples, drawn, over
+
+# Chapters of the manual of notation and of its collection of snippets, and what their examples are of.
+CHAPTERS = {
+    "Ancient notation": "ancient",
+    "Chord notation": "chords",
+    "Chords": "chords",
+    "Editorial annotations": "annotations",
+    "Expressive marks": "expression",
+    "Fretted string instruments": "fretted strings",
+    "Fretted strings": "fretted strings",
+    "Keyboard and other multi-staff instruments": "keyboards",
+    "Keyboards": "keyboards",
+    "Percussion": "percussion",
+    "Pitches": "pitches",
+    "Repeats": "repeats",
+    "Rhythms": "rhythms",
+    "Simultaneous notes": "voices",
+    "Staff notation": "staves",
+    "Text": "text",
+    "Vocal music": "voice",
+}
+OPENING = 144  # pixels: two or three bars, still legible at the base's 98
+LEAST = (60, 30)  # width and height: smaller pictures show a single sign
+
+# What a texture is of, by a word in its name.
+MATERIALS = {
+    "bark": "wood", "brick": "brick", "bricks": "brick", "carpet": "carpet", "concrete": "concrete", "crete": "concrete",
+    "desert": "sand", "dirt": "earth", "grass": "grass", "ground": "earth", "metal": "metal", "metall": "metal",
+    "planks": "wood", "rock": "rock", "roof": "roof", "sand": "sand", "tile": "tiles", "tiles": "tiles",
+    "wallpaper": "wallpaper", "wood": "wood",
+}  # fmt: skip
+
+
+def scores() -> Examples:
+    """Openings of examples of printed music, 144 × 144: which chapter of a manual of notation they are from."""
+    digest = "946f18c3407a5bd2b9d4e374d2774c547ab7c5e6f9f3e2dd66c4cc77c74f1380"
+    folder = deb_archive("lilypond-doc", sha256=digest)
+    share = folder / "usr" / "share"
+    rows = []
+    for manual in ("notation", "snippets"):
+        parts = sorted((share / "info").glob(f"lilypond-{manual}.info-*.gz"))
+        text = "".join(gzip.decompress(path.read_bytes()).decode() for path in parts)
+        for name, chapter, page in pictures(text):
+            path = share / "doc" / "lilypond" / "html" / "Documentation" / name
+            if not path.is_file():  # a few are not made of music, but drawn
+                continue
+            image = over(Image.open(path), "white")
+            if image.width >= LEAST[0] and image.height >= LEAST[1]:
+                # A chapter of the snippets is one page, though its pictures have nothing else in common.
+                rows.append((opening(image), chapter, page if manual == "notation" else ""))
+    return drawn(rows, [folder], "GFDL-1.3+, snippets public domain")
+
+
+def pictures(text: str) -> Iterator[tuple[str, str, str]]:
+    """Name, chapter and page of each picture in a manual in Info's format, of the chapters that are wanted."""
+    above: dict[str, str] = {}
+    page = ""
+    for found in re.finditer(r'Node: ([^,\n]+)[^\n]*,\s+Up: ([^,\n]+)|image src="lilypond/([^"]+)"', text):
+        if found[1]:
+            page = found[1]
+            above[page] = found[2]
+            continue
+        chapter = page
+        while chapter not in CHAPTERS and chapter in above:
+            chapter = above[chapter]
+        if chapter in CHAPTERS:
+            yield found[3], CHAPTERS[chapter], page
+
+
+def opening(page: Image.Image) -> Image.Image:
+    """The upper left square of a page, on white where the page is smaller."""
+    image = Image.new("RGB", (OPENING, OPENING), "white")
+    image.paste(page.crop((0, 0, min(page.width, OPENING), min(page.height, OPENING))))
+    return image
+
+
+def surfaces() -> Examples:
+    """Quarters of textures of a game, mostly photographs, 128 × 128: of which material."""
+    digest = "51c9c6a778249a3fa432c81c8c30ac5675ae5a1e675a33b0ce04545753d3218c"
+    folder = deb_archive("ufoai-textures", sha256=digest)
+    rows = []
+    with zipfile.ZipFile(folder / "usr" / "share" / "games" / "ufoai" / "base" / "0textures.pk3") as archive:
+        for name in sorted(archive.namelist()):
+            if kind := material(name):
+                with Image.open(io.BytesIO(archive.read(name))) as opened:
+                    rows += [(part, kind, photograph(name)) for part in quarters(opened.convert("RGB"))]
+    return drawn(rows, [folder], "GPL-2+, CC-BY-SA, public domain, by texture")
+
+
+def material(name: str) -> str | None:
+    """What a texture is of by its name, None if that says nothing or two things; maps of its relief and gloss are left out."""
+    stem, kind = Path(name).stem, Path(name).suffix
+    if kind not in (".jpg", ".png") or re.search(
+        r"_(nm|gm|sm|rm)$|(^|/)ab_|door|window|sign|box", name.removesuffix(kind)
+    ):
+        return None
+    found = {MATERIALS[word] for word in re.findall(r"[a-z]+", stem.lower()) if word in MATERIALS}
+    return found.pop() if len(found) == 1 else None
+
+
+def photograph(name: str) -> str:
+    """What a texture was made from, by its name: what follows the number, or a last single letter, is a variation."""
+    stem = name.rsplit(".", 1)[0]
+    return re.sub(r"(\d)[a-z_].*$|_[a-z]$", r"\1", stem.rsplit("/", 1)[1]) + stem.rsplit("/", 1)[0]
+
+
+def quarters(image: Image.Image) -> Iterator[Image.Image]:
+    """The four quarters of an image, at 128 × 128."""
+    image = image.resize((256, 256))
+    for left, top in ((0, 0), (128, 0), (0, 128), (128, 128)):
+        yield image.crop((left, top, left + 128, top + 128))
