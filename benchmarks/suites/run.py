@@ -189,8 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("suite", choices=tuple(DEFAULT_SETS))
     parser.add_argument(
         "--sets",
-        help="comma-separated: core, wide, alike, all; for vision also wide20 and scripts (letters of five scripts drawn by the "
-        "same code: a stress test, as alike is); for text lora, lora_same_start, mixed; for llm chat, bare, qv, seed",
+        help="comma-separated: core, wide, alike, all; for vision also wide20 and scripts (letters of five scripts drawn by "
+        "the same code: a stress test like alike); for text lora, lora_same_start, mixed; for llm chat, bare, qv, seed",
     )
     parser.add_argument("--tasks", help="comma-separated; of the sets, only these tasks")
     parser.add_argument("--steps", help=f"comma-separated, of {', '.join(STEPS)}; all if not given")

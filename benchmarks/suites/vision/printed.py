@@ -1,5 +1,4 @@
-"""Pictures that are looked at for what they are made of: pages of music, and surfaces. A page's examples, and a surface's parts,
-all lie in one split."""
+"""Pages of printed music and photographs of surfaces: what is of one page, or of one photograph, lies in one split."""
 
 from __future__ import annotations
 
@@ -45,6 +44,8 @@ MATERIALS = {
     "planks": "wood", "rock": "rock", "roof": "roof", "sand": "sand", "tile": "tiles", "tiles": "tiles",
     "wallpaper": "wallpaper", "wood": "wood",
 }  # fmt: skip
+# Maps of relief, gloss and glow, walls of aliens' ships, and things.
+OTHER = r"_(nm|gm|sm|rm)$|^ab_|door|window|sign|box"
 
 
 def scores() -> Examples:
@@ -104,11 +105,9 @@ def surfaces() -> Examples:
 
 
 def material(name: str) -> str | None:
-    """What a texture is of by its name, None if that says nothing or two things; maps of its relief and gloss are left out."""
+    """What a texture is of by its name, None if that says nothing or two things, or if it is a map of relief or gloss."""
     stem, kind = Path(name).stem, Path(name).suffix
-    if kind not in (".jpg", ".png") or re.search(
-        r"_(nm|gm|sm|rm)$|(^|/)ab_|door|window|sign|box", name.removesuffix(kind)
-    ):
+    if kind not in (".jpg", ".png") or re.search(OTHER, stem):
         return None
     found = {MATERIALS[word] for word in re.findall(r"[a-z]+", stem.lower()) if word in MATERIALS}
     return found.pop() if len(found) == 1 else None
