@@ -146,11 +146,12 @@ def test_pictures_of_a_manual_stand_under_their_chapter_and_page():
     ]
 
 
-def test_the_opening_of_a_page_is_a_square_and_white_where_the_page_ends():
-    pixels = np.asarray(printed.opening(Image.new("RGB", (500, 40))))
-    assert pixels.shape == (printed.OPENING, printed.OPENING, 3)
-    assert not pixels[:40].any()
-    assert (pixels[40:] == 255).all()
+def test_parts_of_a_page_do_not_overlap_and_have_ink():
+    page = Image.new("L", (3 * printed.SIDE, printed.SIDE + 9), 255)
+    page.paste(0, (printed.SIDE + 50, 0, 2 * printed.SIDE + 50, 20))
+    first, second = (np.asarray(part) for part in printed.parts(page))
+    assert first.shape == second.shape == (printed.SIDE, printed.SIDE)
+    assert (first == 0).sum() + (second == 0).sum() == 20 * printed.SIDE
 
 
 @pytest.mark.parametrize(

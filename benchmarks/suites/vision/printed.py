@@ -34,8 +34,8 @@ CHAPTERS = {
     "Text": "text",
     "Vocal music": "voice",
 }
-OPENING = 144  # pixels: two or three bars, still legible at the base's 98
-LEAST = (60, 30)  # width and height: smaller pictures show a single sign
+SIDE = 144  # pixels: about two bars, still legible at the base's 98
+INK = 0.02  # of a part: less is a margin, or a single sign
 
 # What a texture is of, by a word in its name.
 MATERIALS = {
@@ -49,22 +49,20 @@ OTHER = r"_(nm|gm|sm|rm)$|^ab_|door|window|sign|box"
 
 
 def scores() -> Examples:
-    """Openings of examples of printed music, 144 × 144: which chapter of a manual of notation they are from."""
+    """Parts of examples of printed music, 144 × 144: which chapter of a manual of notation they are from."""
     digest = "946f18c3407a5bd2b9d4e374d2774c547ab7c5e6f9f3e2dd66c4cc77c74f1380"
     folder = deb_archive("lilypond-doc", sha256=digest)
     share = folder / "usr" / "share"
     rows = []
     for manual in ("notation", "snippets"):
-        parts = sorted((share / "info").glob(f"lilypond-{manual}.info-*.gz"))
-        text = "".join(gzip.decompress(path.read_bytes()).decode() for path in parts)
+        files = sorted((share / "info").glob(f"lilypond-{manual}.info-*.gz"))
+        text = "".join(gzip.decompress(path.read_bytes()).decode() for path in files)
         for name, chapter, page in pictures(text):
             path = share / "doc" / "lilypond" / "html" / "Documentation" / name
-            if not path.is_file():  # a few are not made of music, but drawn
-                continue
-            image = over(Image.open(path), "white")
-            if image.width >= LEAST[0] and image.height >= LEAST[1]:
-                # A chapter of the snippets is one page, though its pictures have nothing else in common.
-                rows.append((opening(image), chapter, page if manual == "notation" else ""))
+            # A chapter of the snippets is one page, though its pictures have nothing else in common.
+            thread = page if manual == "notation" else name
+            if path.is_file():  # a few are drawn, and stand elsewhere
+                rows += [(part, chapter, thread) for part in parts(over(Image.open(path), "white").convert("L"))]
     return drawn(rows, [folder], "GFDL-1.3+, snippets public domain")
 
 
@@ -84,11 +82,14 @@ def pictures(text: str) -> Iterator[tuple[str, str, str]]:
             yield found[3], CHAPTERS[chapter], page
 
 
-def opening(page: Image.Image) -> Image.Image:
-    """The upper left square of a page, on white where the page is smaller."""
-    image = Image.new("RGB", (OPENING, OPENING), "white")
-    image.paste(page.crop((0, 0, min(page.width, OPENING), min(page.height, OPENING))))
-    return image
+def parts(page: Image.Image) -> Iterator[Image.Image]:
+    """The squares of a page that have ink enough, none overlapping another, on white where the page ends."""
+    for top in range(0, page.height, SIDE):
+        for left in range(0, page.width, SIDE):
+            part = Image.new("L", (SIDE, SIDE), 255)
+            part.paste(page.crop((left, top, min(page.width, left + SIDE), min(page.height, top + SIDE))))
+            if sum(part.histogram()[:128]) >= INK * SIDE * SIDE:
+                yield part
 
 
 def surfaces() -> Examples:
