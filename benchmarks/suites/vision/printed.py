@@ -59,7 +59,7 @@ def scores() -> Examples:
             thread = page if manual == "notation" else name
             if path.is_file():  # a few are drawn, and stand elsewhere
                 rows += [(part, chapter, thread) for part in parts(over(Image.open(path), "white").convert("L"))]
-    return drawn(rows, [folder], "GFDL-1.3+, snippets public domain")
+    return drawn(rows, [folder], "GFDL-1.3+")
 
 
 def pictures(text: str) -> Iterator[tuple[str, str, str]]:
@@ -98,7 +98,7 @@ def surfaces() -> Examples:
             if kind := material(name):
                 with Image.open(io.BytesIO(archive.read(name))) as opened:
                     rows += [(part, kind, photograph(name)) for part in quarters(opened.convert("RGB"))]
-    return drawn(rows, [folder], "GPL-2+, CC-BY-SA, public domain, by texture")
+    return drawn(rows, [folder], "GPL-2, GPL-2+, MIT, CC-BY-SA-3.0, public domain, by texture")
 
 
 def material(name: str) -> str | None:
