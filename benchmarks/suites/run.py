@@ -27,7 +27,7 @@ from massmerge.errors import InputError, MassError
 
 STEPS = ("fetch", "finetune", "merge", "evaluate", "compare", "rungs", "report")
 DEFAULT_SETS = {
-    "vision": ("core", "wide", "wide20", "alike"),
+    "vision": ("core", "wide", "wide20", "alike", "scripts"),
     "text": ("core", "wide", "alike", "lora", "lora_same_start", "mixed", "seed1", "seed2"),
     "mpnet": ("core",),
     "llm": ("chat", "bare"),
@@ -209,8 +209,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("suite", choices=tuple(DEFAULT_SETS))
     parser.add_argument(
         "--sets",
-        help="comma-separated: core, wide, alike, all; for vision also wide20; for text lora, lora_same_start, mixed, "
-        "seed1, seed2; for llm chat, bare, qv, seed",
+        help="comma-separated: core, wide, alike, all; for vision also wide20 and scripts (letters of five scripts drawn by "
+        "the same code: a stress test like alike); for text lora, lora_same_start, mixed, seed1, seed2; for llm chat, bare, "
+        "qv, seed",
     )
     parser.add_argument("--tasks", help="comma-separated; of the sets, only these tasks")
     parser.add_argument("--steps", help=f"comma-separated, of {', '.join(STEPS)}; all if not given")

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFont
 
+from benchmarks.suites import run
 from benchmarks.suites.near_duplicates import image_groups
 from benchmarks.suites.splits import SPLITS, Caps, make_split
-from benchmarks.suites.vision import examples, games, glyphs, tasks
+from benchmarks.suites.vision import examples, games, glyphs, printed, recipe, tasks
 from massmerge.errors import InputError
 
 SMALL = Caps(train=200, validation=30, test=60, least_test=30)
@@ -132,6 +133,64 @@ def test_drawn_examples_name_all_their_packages(tmp_path):
     assert Image.open(io.BytesIO(found.images[0])).size == (2, 2)
 
 
+def test_pictures_of_a_manual_stand_under_their_chapter_and_page():
+    manual = (
+        'Node: Top, Next: Pitches, Up: (dir)\n[image src="lilypond/00/logo.png"]\n'
+        "Node: Pitches, Next: Rhythms, Prev: Top, Up: Musical notation\n"
+        'Node: Clefs,  Next: Keys,  Up: Pitches\n[image src="lilypond/1a/clef.png" alt=""]\n'
+        'Node: Chords, Up: Top\n[image src="lilypond/2b/chord.png"]\n'
+    )
+    assert list(printed.pictures(manual)) == [
+        ("1a/clef.png", "pitches", "Clefs"),
+        ("2b/chord.png", "chords", "Chords"),
+    ]
+
+
+def test_parts_of_a_page_do_not_overlap_and_have_ink():
+    page = Image.new("L", (3 * printed.SIDE, printed.SIDE + 9), 255)
+    page.paste(0, (printed.SIDE + 50, 0, 2 * printed.SIDE + 50, 20))
+    first, second = (np.asarray(part) for part in printed.parts(page))
+    assert first.shape == second.shape == (printed.SIDE, printed.SIDE)
+    assert (first == 0).sum() + (second == 0).sum() == 20 * printed.SIDE
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("textures/tex_material/metall020.png", "metal"),
+        ("textures/tex_ctp1/bricks_b_1.jpg", "brick"),
+        ("textures/tex_ctp1/bricks_b_1_nm.jpg", None),
+        ("textures/tex_buildings/metal_window.png", None),
+        ("textures/tex_buildings/brick_wood.png", None),
+        ("textures/tex_base/wall001.png", None),
+        ("textures/tex_nature/grass.material", None),
+    ],
+)
+def test_a_texture_is_of_the_one_material_that_its_name_says(name, kind):
+    assert printed.material(name) == kind
+
+
+def test_variations_of_a_texture_are_one_photograph():
+    assert len({printed.photograph(f"a/{name}") for name in ("wood3.png", "wood3b.jpg", "wood3_way_h.jpg")}) == 1
+    assert len({printed.photograph(f"a/{name}") for name in ("mown_a.jpg", "mown_b.jpg")}) == 1
+    assert len({printed.photograph(name) for name in ("a/wood1.png", "a/wood2.png", "b/wood1.png")}) == 3
+
+
+def test_quarters_cover_a_texture_once():
+    numbers = np.arange(256 * 256, dtype=np.int32).reshape(256, 256)
+    seen = [np.asarray(part) for part in printed.quarters(Image.fromarray(numbers))]
+    assert len(np.unique(np.concatenate([part.ravel() for part in seen]))) == 256 * 256
+
+
 def test_sets_name_tasks_that_exist_once():
-    assert [len(set(names)) for names in (tasks.WIDE14, tasks.WIDE, tasks.ALIKE)] == [14, 20, 10]
-    assert {*tasks.WIDE, *tasks.ALIKE} <= tasks.TASKS.keys()
+    sets = (tasks.WIDE14, tasks.WIDE, tasks.ALIKE, tasks.SCRIPTS)
+    assert [len(names) for names in sets] == [len(set(names)) for names in sets] == [14, 20, 10, 5]
+    assert {name for names in sets for name in names} <= tasks.TASKS.keys()
+
+
+def test_the_wide_sets_have_two_kinds_of_glyphs_as_the_papers_twenty():
+    assert set(tasks.WIDE) & set(tasks.SCRIPTS) == set(tasks.WIDE14) & set(tasks.SCRIPTS) == {"kana", "capitals"}
+
+
+def test_every_set_that_is_built_by_default_exists():
+    assert set(run.DEFAULT_SETS["vision"]) == recipe.SETS.keys() - {"all"}

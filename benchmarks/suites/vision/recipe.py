@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.suites.fetch import cache_root
 from benchmarks.suites.recipes import Metrics, read_metrics, suite_tasks, write_pair
-from benchmarks.suites.vision.tasks import ALIKE, CORE, DIGITS, TASKS, WIDE, WIDE14
+from benchmarks.suites.vision.tasks import ALIKE, CORE, DIGITS, SCRIPTS, TASKS, WIDE, WIDE14
 
 DIGIT_TASKS = ("mnist", "usps", "digits")
 SETS: dict[str, tuple[str, ...]] = {
@@ -16,6 +16,7 @@ SETS: dict[str, tuple[str, ...]] = {
     "wide": WIDE14,
     "wide20": WIDE,
     "alike": ALIKE,
+    "scripts": SCRIPTS,
     "all": tuple(TASKS),
 }
 
