@@ -216,15 +216,12 @@ def loading(path: Path, repeats: int) -> dict[str, float]:
     }  # fmt: skip
 
 
-TEXT = Path("suites") / "text"
-
-
-def text(repeats: int) -> dict[str, float]:
-    """64 test rows of eight text tasks in one batch, routed as they are, against plain forwards of the base.
+def text(repeats: int, suite: str = "text") -> dict[str, float]:
+    """64 test rows of eight text tasks in one batch, routed as they are, against plain forwards of the suite's base.
 
     `ratio` is against the rows sorted by length in two halves, `padded` against all of them padded to the longest.
     """
-    home = Path(os.environ.get("MASS_CACHE", Path.home() / ".cache" / "massmerge")) / TEXT
+    home = Path(os.environ.get("MASS_CACHE", Path.home() / ".cache" / "massmerge")) / "suites" / suite
     model = load(home / "bundles" / "core")
     base = plain_base(home / "bundles" / "core", AutoModel)
     found = [
@@ -263,6 +260,7 @@ def cases(repeats: int) -> dict[str, tuple[Callable[[], dict[str, float]], dict[
         "pairs": (lambda: mixed(bundle(8, **HALF), pairs, repeats), {"ratio": 1.85}),
         "unsure": (lambda: mixed(bundle(8, unsure=1e9), evenly, repeats), {}),  # the worst case: a closer look at all
         "text": (lambda: text(repeats), {"ratio": 1.6}),
+        "text_mpnet": (lambda: text(repeats, "mpnet"), {"ratio": 1.6}),
         "batch": (lambda: one_decision(repeats), {"ratio": 1.35}),
         # Both sides as they come: our byte budget, the authors' rank. Then one rank for both, the budget's and the paper's.
         "stream": (lambda: stream(100, 10, None, "1/T"), {"at least": 10.0}),
