@@ -154,32 +154,18 @@ def test_parts_of_a_page_do_not_overlap_and_have_ink():
     assert (first == 0).sum() + (second == 0).sum() == 20 * printed.SIDE
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("textures/tex_material/metall020.png", "metal"),
-        ("textures/tex_ctp1/bricks_b_1.jpg", "brick"),
-        ("textures/tex_ctp1/bricks_b_1_nm.jpg", None),
-        ("textures/tex_buildings/metal_window.png", None),
-        ("textures/tex_buildings/brick_wood.png", None),
-        ("textures/tex_base/wall001.png", None),
-        ("textures/tex_nature/grass.material", None),
-    ],
-)
-def test_a_texture_is_of_the_one_material_that_its_name_says(name, kind):
-    assert printed.material(name) == kind
+def test_a_printed_text_is_broken_between_words_and_cut_where_the_page_ends():
+    font = ImageFont.load_default(14)
+    page, longer = (np.asarray(printed.page_of("right " * count, font)) for count in (3, 300))
+    assert page.shape == (printed.PAGE, printed.PAGE)
+    assert page[:, -3:].min() == longer[:, -3:].min() == 255  # no letter on the margin
+    assert (longer < 128).sum() > 3 * (page < 128).sum() > 0
 
 
-def test_variations_of_a_texture_are_one_photograph():
-    assert len({printed.photograph(f"a/{name}") for name in ("wood3.png", "wood3b.jpg", "wood3_way_h.jpg")}) == 1
-    assert len({printed.photograph(f"a/{name}") for name in ("mown_a.jpg", "mown_b.jpg")}) == 1
-    assert len({printed.photograph(name) for name in ("a/wood1.png", "a/wood2.png", "b/wood1.png")}) == 3
-
-
-def test_quarters_cover_a_texture_once():
-    numbers = np.arange(256 * 256, dtype=np.int32).reshape(256, 256)
-    seen = [np.asarray(part) for part in printed.quarters(Image.fromarray(numbers))]
-    assert len(np.unique(np.concatenate([part.ravel() for part in seen]))) == 256 * 256
+def test_a_text_with_letters_that_a_font_lacks_is_not_printed_with_it():
+    font = ImageFont.load_default(14)
+    assert printed.has_letters(font, "a right")
+    assert not printed.has_letters(font, "a \u10d0 right")
 
 
 def test_sets_name_tasks_that_exist_once():

@@ -78,9 +78,9 @@ def languages() -> Iterator[Example]:
         yield from pieces((folder / f"{name}.html").read_text(encoding="utf-8"), name)
 
 
-def pieces(page: str, language: str) -> Iterator[Example]:
+def pieces(page: str, language: str, words: int = _WORDS) -> Iterator[Example]:
     """Runs of a few words from each paragraph of a page."""
     for number, paragraph in enumerate(re.findall(r"<p>(.*?)</p>", page, re.DOTALL)):
-        words = html.unescape(re.sub(r"<[^>]+>", " ", paragraph)).split()
-        for start in range(0, max(1, len(words) - _WORDS // 2), _WORDS):
-            yield Example(" ".join(words[start : start + _WORDS]), language, f"{language} {number}")
+        found = html.unescape(re.sub(r"<[^>]+>", " ", paragraph)).split()
+        for start in range(0, max(1, len(found) - words // 2), words):
+            yield Example(" ".join(found[start : start + words]), language, f"{language} {number}")

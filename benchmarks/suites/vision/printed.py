@@ -1,18 +1,17 @@
-"""Pages of printed music and photographs of surfaces: what is of one page, or of one photograph, lies in one split."""
+"""Printed music and printed text: what is of one page, or of one paragraph, lies in one split."""
 
 from __future__ import annotations
 
 import gzip
-import io
 import re
-import zipfile
 from collections.abc import Iterator
-from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from benchmarks.suites.fetch import deb_archive
+from benchmarks.suites.text.unlike import UDHR, pieces
 from benchmarks.suites.vision.examples import Examples, drawn, over
+from benchmarks.suites.vision.glyphs import GEORGIAN
 
 # Chapters of the manual of notation and of its collection of snippets, and what their examples are of. Left out are those
 # whose examples look like any other's: of staves, voices, keyboards and annotations.
@@ -33,15 +32,14 @@ CHAPTERS = {
 SIDE = 144  # pixels: about two bars, still legible at the base's 98
 INK = 0.02  # of a part: less is a margin, or a single sign
 
-# What a texture is of, by a word in its name.
-MATERIALS = {
-    "bark": "wood", "brick": "brick", "bricks": "brick", "carpet": "carpet", "concrete": "concrete", "crete": "concrete",
-    "desert": "sand", "dirt": "earth", "grass": "grass", "ground": "earth", "metal": "metal", "metall": "metal",
-    "planks": "wood", "rock": "rock", "roof": "roof", "sand": "sand", "tile": "tiles", "tiles": "tiles",
-    "wallpaper": "wallpaper", "wood": "wood",
-}  # fmt: skip
-# Maps of relief, gloss and glow, walls of aliens' ships, and things.
-OTHER = r"_(nm|gm|sm|rm)$|^ab_|door|window|sign|box"
+# Languages of four alphabets that the fonts below draw letter by letter; those of one alphabet are told apart by letters and
+# accents. Names are those of the Universal Declaration of Human Rights in the package.
+LANGUAGES = (
+    "bul", "ces", "deu_1996", "ell_monotonic", "fin", "fra", "hun", "hye", "isl", "kat", "pol", "ron_2006", "rus", "spa",
+    "srp_cyrl", "tur", "ukr", "vie",
+)  # fmt: skip
+LINES, POINTS = 7, (13, 16)  # of a page of 112 pixels; the least and the largest letters
+PAGE = 112
 
 
 def scores() -> Examples:
@@ -88,36 +86,39 @@ def parts(page: Image.Image) -> Iterator[Image.Image]:
                 yield part
 
 
-def surfaces() -> Examples:
-    """Quarters of textures of a game, mostly photographs, 128 × 128: of which material."""
-    digest = "51c9c6a778249a3fa432c81c8c30ac5675ae5a1e675a33b0ce04545753d3218c"
-    folder = deb_archive("ufoai-textures", sha256=digest)
+def languages() -> Examples:
+    """Lines of printed text, 112 × 112: in which of eighteen languages. What is of one paragraph lies in one split."""
+    udhr = UDHR.fetch()
+    folders = [deb_archive(f"fonts-{name}", sha256=GEORGIAN[name]) for name in ("dejavu-core", "freefont-ttf")]
+    fonts = sorted(path for folder in folders for path in folder.rglob("*.ttf"))
     rows = []
-    with zipfile.ZipFile(folder / "usr" / "share" / "games" / "ufoai" / "base" / "0textures.pk3") as archive:
-        for name in sorted(archive.namelist()):
-            if kind := material(name):
-                with Image.open(io.BytesIO(archive.read(name))) as opened:
-                    rows += [(part, kind, photograph(name)) for part in quarters(opened.convert("RGB"))]
-    return drawn(rows, [folder], "GPL-2, GPL-2+, MIT, CC-BY-SA-3.0, public domain, by texture")
+    for language in LANGUAGES:
+        text = (udhr / "declaration" / f"{language}.html").read_text(encoding="utf-8")
+        for number, piece in enumerate(pieces(text, language, words=14)):
+            size = POINTS[0] + number % (POINTS[1] - POINTS[0] + 1)
+            font = ImageFont.truetype(fonts[number % len(fonts)], size)
+            if not has_letters(font, piece.text):
+                continue
+            image = page_of(piece.text, font)
+            rows.append((image, language, piece.thread))
+    return drawn(rows, [udhr, *folders], "MIT (texts), free (Debian main, fonts)")
 
 
-def material(name: str) -> str | None:
-    """What a texture is of by its name, None if that says nothing or two things, or if it is a map of relief or gloss."""
-    stem, kind = Path(name).stem, Path(name).suffix
-    if kind not in (".jpg", ".png") or re.search(OTHER, stem):
-        return None
-    found = {MATERIALS[word] for word in re.findall(r"[a-z]+", stem.lower()) if word in MATERIALS}
-    return found.pop() if len(found) == 1 else None
+def has_letters(font: ImageFont.FreeTypeFont, text: str) -> bool:
+    """Whether a font has all letters of a text: else a box for those that are missing would tell the language."""
+    missing = bytes(font.getmask("\uffff"))
+    return all(bytes(font.getmask(letter)) != missing for letter in set(text) - {" "})
 
 
-def photograph(name: str) -> str:
-    """What a texture was made from, by its name: what follows the number, or a last single letter, is a variation."""
-    stem = name.rsplit(".", 1)[0]
-    return re.sub(r"(\d)[a-z_].*$|_[a-z]$", r"\1", stem.rsplit("/", 1)[1]) + stem.rsplit("/", 1)[0]
-
-
-def quarters(image: Image.Image) -> Iterator[Image.Image]:
-    """The four quarters of an image, at 128 × 128."""
-    image = image.resize((256, 256))
-    for left, top in ((0, 0), (128, 0), (0, 128), (128, 128)):
-        yield image.crop((left, top, left + 128, top + 128))
+def page_of(text: str, font: ImageFont.FreeTypeFont) -> Image.Image:
+    """A text as the upper lines of a page, broken between words; what does not fit is left out."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and font.getlength(longer) > PAGE - 8:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    image = Image.new("L", (PAGE, PAGE), 255)
+    ImageDraw.Draw(image).multiline_text((4, 4), "\n".join(lines[:LINES]), font=font, fill=0, spacing=2)
+    return image
