@@ -35,6 +35,7 @@ DEFAULT_SETS = {
 PACKAGES = {"mpnet": "text"}
 """Suites of another base, with the tasks of one that has a package of its own."""
 QUICK_ROWS = 40
+EVALUATED_ROWS = {"mpnet": 200}  # of each task; all rows if not said. A row of a larger base takes several times as long
 COMPARED_ROWS = 60  # of each task, for the methods that a sceptic asks for
 EVERY_ROWS = 25  # where all two dozen methods answer, some of them after training
 EVERY_METHOD = ("text", "core")
@@ -147,7 +148,8 @@ def evaluate(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
     if not (bundle / "mass.json").is_file():
         raise InputError(f"{bundle}: no bundle there. Run the merge step first.")
     report.parent.mkdir(exist_ok=True)
-    limit = ["--limit", str(QUICK_ROWS)] if options.quick else []
+    rows = QUICK_ROWS if options.quick else EVALUATED_ROWS.get(suite.name)
+    limit = ["--limit", str(rows)] if rows else []
     _once(report.with_suffix(".key"), report, [suite_file, bundle / "mass.json"], options.again, lambda: _mass(
         "eval", bundle, suite_file, "--report", report, *limit
     ))  # fmt: skip
