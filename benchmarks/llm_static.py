@@ -7,7 +7,6 @@ One merged checkpoint answers all prompts, or a peer that mixes the adapters for
 from __future__ import annotations
 
 import argparse
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 import massmerge as mm
-from benchmarks.llm_table import BATCH, is_right, kept, share
+from benchmarks.llm_table import BATCH, adapters_own, is_right, kept, share
 from benchmarks.suites.llm.backbone import folder, make_base
 from benchmarks.suites.llm.experts import KINDS, form_of
 from benchmarks.suites.llm.recipe import NEW_TOKENS, recipe, write_files
@@ -76,6 +75,15 @@ def answers_by(kind: Any, method: str, prompts: list[str], rows: int) -> list[st
     return answers(make_merged(kind, method), prompts)
 
 
+def theirs_of(own: Path, kind: Any, task: str, prompts: list[str], rows: int) -> list[str]:
+    """What the task's adapter itself answers to the first rows: from `benchmarks/llm_table.py`, where that was run."""
+    name = f"adapter-{task}.json"
+    if not (own / name).is_file():
+        own = own.with_name(f"{own.name.removesuffix('-30')}-{rows}")
+    found: list[str] = kept(own / name, lambda: adapters_own(kind, task, prompts[:rows]))
+    return found[:rows]
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -88,10 +96,10 @@ def main() -> None:
     form = form_of(options.kind)
     rows = {task: read_split(data_folder(form, task), "test", "text") for task in TASKS}
     own = folder() / "answers" / f"{options.kind}-{form}-test-30"
-    theirs = {task: json.loads((own / f"adapter-{task}.json").read_text(encoding="utf-8")) for task in TASKS}
+    theirs = {task: theirs_of(own, options.kind, task, rows[task][0], options.rows) for task in TASKS}
     print("| method | right | normalised, tasks with labels | same as the adapter |\n|---|---|---|---|", flush=True)
     for method in options.methods.split(","):
-        where = own.with_name(f"{options.kind}-{method}-{options.rows}.json")
+        where = folder() / "answers" / f"{options.kind}-{method}-{options.rows}.json"
         prompts = [prompt for task in TASKS for prompt in rows[task][0][: options.rows]]
         found = kept(where, partial(answers_by, options.kind, method, prompts, options.rows))
         right, normalised, same = [], [], []
@@ -103,7 +111,7 @@ def main() -> None:
                 is_right(task, *pair) for pair in zip(theirs[task][: options.rows], wanted, strict=True)
             )
             right.append(score)
-            normalised += [] if TASKS[task].free else [score / theirs_score]
+            normalised += [] if TASKS[task].free or not theirs_score else [score / theirs_score]
             same.append(share(a == b for a, b in zip(given, theirs[task], strict=False)))
         figures = " | ".join(f"{100 * share(values):.1f} %" for values in (right, normalised, same))
         print(f"| {method} | {figures} |", flush=True)
