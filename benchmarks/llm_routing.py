@@ -27,7 +27,8 @@ from massmerge.routing.selection import vote
 
 LAYERS = {"A": ("q", "k", "v"), "O": ("o",), "M": ("gate", "up"), "D": ("down",)}
 REFERENCES = ("none", "words", "template", "newline")
-"""By default; `short`, `requests`, `asked` and `random` are others, and the same as bare lines: `bare short`."""
+"""By default. `short`, `requests`, `asked` and `random` are others, with `bare ` before their names as plain lines;
+`template+random` is votes against both."""
 _BLOCKS, _WIDTH = 30, 576
 
 
@@ -67,14 +68,18 @@ def found_share(
     votes: str = "standardised",
 ) -> list[dict[str, float]]:
     """For each form, by task, which share of its prompts finds it."""
-    voters = [f"{site}.{token}" for site in bases for token in tokens]
-    routers = {voter: _router(bases[voter.partition(".")[0]], seen, voter, against) for voter in voters}
+    routers = {
+        (voter, reference): _router(bases[site], seen, voter, reference)
+        for site in bases
+        for voter in (f"{site}.{token}" for token in tokens)
+        for reference in against.split("+")
+    }
     found = []
     for form in forms:
         shares = {}
         for place, task in enumerate(tasks):
             rows = seen[f"{form} {task}"]
-            scores = VOTES[votes]([router(rows[voter].float()) for voter, router in routers.items()])
+            scores = VOTES[votes]([router(rows[voter].float()) for (voter, _), router in routers.items()])
             shares[task] = float((scores.argmin(1) == place).float().mean())
         found.append(shares)
     return found
