@@ -27,8 +27,9 @@ from massmerge.evaluation.from_recipe import open_sources
 from massmerge.recipe import Recipe
 from massmerge.research.peers import PEERS
 
-METHODS = ("none", "average", "task_arithmetic", "ties", "tsv_m", "smile_1", "arrow")
-"""`none` is the base itself; the last ones are routed peers, with their published options."""
+METHODS = ("none", "average", "task_arithmetic", "ties", "tsv_m", "smile_1", "arrow", "mass")
+"""`none` is the base itself, `smile_1` and `arrow` are routed peers, `mass` is the bundle."""
+OPTIONS: dict[str, dict[str, Any]] = {"smile_1": {"gate": 4, "rank": 16}}  # the paper's for language models
 
 
 def make_merged(kind: Any, method: str) -> Path:
@@ -62,7 +63,7 @@ def answers(model: Path, prompts: list[str]) -> list[str]:
 def peers_answers(recipe_file: Path, name: str, prompts: list[str], tasks: list[str]) -> list[str]:
     """What a routed peer answers, greedily."""
     sources = open_sources(Recipe.load(recipe_file), recipe_file.parent)
-    peer = PEERS[name](sources)
+    peer = PEERS[name](sources, **OPTIONS.get(name, {}))
     found = peer.outcomes(prompts, tasks, batch_size=BATCH, max_new_tokens=NEW_TOKENS, do_sample=False)
     return [str(free.label or "") for free, _ in found]
 
@@ -72,6 +73,10 @@ def answers_by(kind: Any, method: str, prompts: list[str], rows: int) -> list[st
     if method in PEERS:
         tasks = [task for task in TASKS for _ in range(rows)]
         return peers_answers(write_files(kind, list(TASKS))[0], method, prompts, tasks)
+    if method == "mass":
+        bundle = mm.load(folder() / "bundles" / kind, check=False)
+        found = bundle.generate(prompts, batch_size=BATCH, max_new_tokens=NEW_TOKENS)
+        return [one.text or "" for one in found]
     return answers(make_merged(kind, method), prompts)
 
 
