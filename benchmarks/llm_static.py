@@ -7,7 +7,6 @@ One merged checkpoint answers all prompts, or a peer that mixes the adapters for
 from __future__ import annotations
 
 import argparse
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 import massmerge as mm
-from benchmarks.llm_table import BATCH, is_right, kept, share
+from benchmarks.llm_table import BATCH, adapters_own, is_right, kept, share
 from benchmarks.suites.llm.backbone import folder, make_base
 from benchmarks.suites.llm.experts import KINDS, form_of
 from benchmarks.suites.llm.recipe import NEW_TOKENS, recipe, write_files
@@ -28,8 +27,9 @@ from massmerge.evaluation.from_recipe import open_sources
 from massmerge.recipe import Recipe
 from massmerge.research.peers import PEERS
 
-METHODS = ("none", "average", "task_arithmetic", "ties", "tsv_m", "smile_1", "arrow")
-"""`none` is the base itself; the last ones are routed peers, with their published options."""
+METHODS = ("none", "average", "task_arithmetic", "ties", "tsv_m", "smile_1", "arrow", "mass")
+"""`none` is the base itself, `smile_1` and `arrow` are routed peers, `mass` is the bundle."""
+OPTIONS: dict[str, dict[str, Any]] = {"smile_1": {"gate": 4, "rank": 16}}  # the paper's for language models
 
 
 def make_merged(kind: Any, method: str) -> Path:
@@ -63,7 +63,7 @@ def answers(model: Path, prompts: list[str]) -> list[str]:
 def peers_answers(recipe_file: Path, name: str, prompts: list[str], tasks: list[str]) -> list[str]:
     """What a routed peer answers, greedily."""
     sources = open_sources(Recipe.load(recipe_file), recipe_file.parent)
-    peer = PEERS[name](sources)
+    peer = PEERS[name](sources, **OPTIONS.get(name, {}))
     found = peer.outcomes(prompts, tasks, batch_size=BATCH, max_new_tokens=NEW_TOKENS, do_sample=False)
     return [str(free.label or "") for free, _ in found]
 
@@ -73,7 +73,20 @@ def answers_by(kind: Any, method: str, prompts: list[str], rows: int) -> list[st
     if method in PEERS:
         tasks = [task for task in TASKS for _ in range(rows)]
         return peers_answers(write_files(kind, list(TASKS))[0], method, prompts, tasks)
+    if method == "mass":
+        bundle = mm.load(folder() / "bundles" / kind, check=False)
+        found = bundle.generate(prompts, batch_size=BATCH, max_new_tokens=NEW_TOKENS)
+        return [one.text or "" for one in found]
     return answers(make_merged(kind, method), prompts)
+
+
+def theirs_of(own: Path, kind: Any, task: str, prompts: list[str], rows: int) -> list[str]:
+    """What the task's adapter itself answers to the first rows: from `benchmarks/llm_table.py`, where that was run."""
+    name = f"adapter-{task}.json"
+    if not (own / name).is_file():
+        own = own.with_name(f"{own.name.removesuffix('-30')}-{rows}")
+    found: list[str] = kept(own / name, lambda: adapters_own(kind, task, prompts[:rows]))
+    return found[:rows]
 
 
 def main() -> None:
@@ -88,10 +101,10 @@ def main() -> None:
     form = form_of(options.kind)
     rows = {task: read_split(data_folder(form, task), "test", "text") for task in TASKS}
     own = folder() / "answers" / f"{options.kind}-{form}-test-30"
-    theirs = {task: json.loads((own / f"adapter-{task}.json").read_text(encoding="utf-8")) for task in TASKS}
+    theirs = {task: theirs_of(own, options.kind, task, rows[task][0], options.rows) for task in TASKS}
     print("| method | right | normalised, tasks with labels | same as the adapter |\n|---|---|---|---|", flush=True)
     for method in options.methods.split(","):
-        where = own.with_name(f"{options.kind}-{method}-{options.rows}.json")
+        where = folder() / "answers" / f"{options.kind}-{method}-{options.rows}.json"
         prompts = [prompt for task in TASKS for prompt in rows[task][0][: options.rows]]
         found = kept(where, partial(answers_by, options.kind, method, prompts, options.rows))
         right, normalised, same = [], [], []
@@ -103,7 +116,7 @@ def main() -> None:
                 is_right(task, *pair) for pair in zip(theirs[task][: options.rows], wanted, strict=True)
             )
             right.append(score)
-            normalised += [] if TASKS[task].free else [score / theirs_score]
+            normalised += [] if TASKS[task].free or not theirs_score else [score / theirs_score]
             same.append(share(a == b for a, b in zip(given, theirs[task], strict=False)))
         figures = " | ".join(f"{100 * share(values):.1f} %" for values in (right, normalised, same))
         print(f"| {method} | {figures} |", flush=True)
