@@ -35,7 +35,7 @@ DEFAULT_SETS = {
 PACKAGES = {"mpnet": "text"}
 """Suites of another base, with the tasks of one that has a package of its own."""
 QUICK_ROWS = 40
-EVALUATED_ROWS = {"mpnet": 200}  # of each task; all rows if not said. A row of a larger base takes several times as long
+EVALUATED_ROWS = {"mpnet": 200}  # of each task, for a row of a larger base takes longer; all rows if not said
 COMPARED_ROWS = 60  # of each task, for the methods that a sceptic asks for
 EVERY_ROWS = 25  # where all two dozen methods answer, some of them after training
 EVERY_METHOD = ("text", "core")

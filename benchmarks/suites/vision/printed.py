@@ -32,12 +32,12 @@ CHAPTERS = {
 SIDE = 144  # pixels: about two bars, still legible at the base's 98
 INK = 0.02  # of a part: less is a margin, or a single sign
 
-# Languages of four alphabets that the fonts below draw letter by letter; those of one alphabet are told apart by letters and
-# accents. Names are those of the Universal Declaration of Human Rights in the package.
-LANGUAGES = (
-    "bul", "ces", "deu_1996", "ell_monotonic", "fin", "fra", "hun", "hye", "isl", "kat", "pol", "ron_2006", "rus", "spa",
-    "srp_cyrl", "tur", "ukr", "vie",
-)  # fmt: skip
+# Alphabets that the fonts below draw letter by letter, and a language that is written in each: names are those of the
+# Universal Declaration of Human Rights in the package.
+ALPHABETS = {
+    "Armenian": "hye", "Cyrillic": "rus", "Georgian": "kat", "Greek": "ell_monotonic", "Hebrew": "heb", "Latin": "fin",
+    "Syllabics": "ike", "Vietnamese": "vie",
+}  # fmt: skip
 LINES, POINTS = 7, (13, 16)  # of a page of 112 pixels; the least and the largest letters
 PAGE = 112
 
@@ -86,21 +86,20 @@ def parts(page: Image.Image) -> Iterator[Image.Image]:
                 yield part
 
 
-def languages() -> Examples:
-    """Lines of printed text, 112 × 112: in which of eighteen languages. What is of one paragraph lies in one split."""
+def alphabets() -> Examples:
+    """Lines of printed text, 112 × 112: in which of eight alphabets. What is of one paragraph lies in one split."""
     udhr = UDHR.fetch()
     folders = [deb_archive(f"fonts-{name}", sha256=GEORGIAN[name]) for name in ("dejavu-core", "freefont-ttf")]
-    fonts = sorted(path for folder in folders for path in folder.rglob("*.ttf"))
+    paths = sorted(path for folder in folders for path in folder.rglob("*.ttf"))
     rows = []
-    for language in LANGUAGES:
-        text = (udhr / "declaration" / f"{language}.html").read_text(encoding="utf-8")
-        for number, piece in enumerate(pieces(text, language, words=14)):
+    for alphabet, language in ALPHABETS.items():
+        text = list(pieces((udhr / "declaration" / f"{language}.html").read_text(encoding="utf-8"), alphabet, words=7))
+        letters = "".join(piece.text for piece in text)
+        able = [path for path in paths if has_letters(ImageFont.truetype(path, POINTS[0]), letters)]
+        for number, piece in enumerate(text):
             size = POINTS[0] + number % (POINTS[1] - POINTS[0] + 1)
-            font = ImageFont.truetype(fonts[number % len(fonts)], size)
-            if not has_letters(font, piece.text):
-                continue
-            image = page_of(piece.text, font)
-            rows.append((image, language, piece.thread))
+            image = page_of(piece.text, ImageFont.truetype(able[number % len(able)], size))
+            rows.append((image, alphabet, piece.thread))
     return drawn(rows, [udhr, *folders], "MIT (texts), free (Debian main, fonts)")
 
 

@@ -21,7 +21,7 @@ from benchmarks.suites.splits import Caps, write_task
 from benchmarks.suites.vision.examples import SEED, Examples, as_bytes, encoded, on_white
 from benchmarks.suites.vision.games import clipart, counts, heading, icons, units, worlds
 from benchmarks.suites.vision.glyphs import arabic, capitals, georgian, hangul, kana
-from benchmarks.suites.vision.printed import languages, scores
+from benchmarks.suites.vision.printed import alphabets, scores
 from massmerge.errors import MassError
 
 CAPS = Caps(train=3000, validation=300, test=500)
@@ -256,7 +256,7 @@ MORE: dict[str, Callable[[], Examples]] = {
     "hangul": hangul,
     "georgian": georgian,
     "scores": scores,
-    "languages": languages,
+    "alphabets": alphabets,
 }
 # Not in the sets that are built by default. The base knows animals and smiling dogs so well that fine-tuning adds nothing
 # that a few hundred rows could show. The images of solar_cell are those of solar_defect, so no router can tell them apart:
@@ -283,7 +283,7 @@ WIDE14 = (
     "cifar10", "fashion_mnist", "mnist", "quickdraw", "xray", "solar_defect", "units", "emoji", "brain", "kana", "capitals",
     "counts", "worlds", "heading",
 )  # fmt: skip
-WIDE = (*WIDE14, "clipart", "scores", "languages", "icons", "usps", "digits")
+WIDE = (*WIDE14, "clipart", "scores", "alphabets", "icons", "usps", "digits")
 # One source or one kind of input: stress tests. Letters of five scripts are drawn by the same code, so they are of one look.
 ALIKE = (
     "quickdraw", "quickdraw_animals", "quickdraw_vehicles", "quickdraw_food", "quickdraw_furniture", "keys", "animals",
