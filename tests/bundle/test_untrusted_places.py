@@ -14,6 +14,7 @@ from massmerge.bundle.stored import cached_bundle
 from massmerge.bundle.work_folder import WorkFolder
 from massmerge.checkpoints import find_source
 from massmerge.errors import DamageError, MassError
+from massmerge.io.durable import sync_tree
 from massmerge.io.remote_cache import fetched
 from models import contents, family_bundle, write_family
 from remote import flaky, upload  # noqa: F401
@@ -156,3 +157,18 @@ def test_a_fetched_file_is_not_written_through_a_link(flaky, tmp_path, victim): 
     (tmp_path / "cache" / "files").symlink_to(victim)
     with pytest.raises(InputError, match="behind, a link"):
         fetched("flaky://bucket/notes")
+
+
+# Folders that are replaced
+
+
+def test_links_in_a_bundle_are_somebody_s_files_and_are_not_replaced(bundle, victim):
+    (bundle / "link").symlink_to(victim)
+    with pytest.raises(InputError, match=r"not part of the bundle; move them elsewhere:\s+link"):
+        mm.remove(bundle, "a")
+    assert (bundle / "link").is_symlink()
+
+
+def test_a_link_that_leads_nowhere_is_no_matter_for_a_folder_that_is_brought_to_the_disk(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    sync_tree(tmp_path)

@@ -116,7 +116,8 @@ def refuse_target(target: Path, fingerprint: str, *, overwrite: bool) -> bool:
         ) from None
     named = {target / MANIFEST, *(target / name for name in manifest["files"])}
     named |= {target / name for name in LEFT_OVER}
-    foreign = [p.relative_to(target).as_posix() for p in sorted(target.rglob("*")) if not p.is_dir() and p not in named]
+    held = (p for p in sorted(target.rglob("*")) if p.is_symlink() or not p.is_dir())
+    foreign = [p.relative_to(target).as_posix() for p in held if p not in named]
     if overwrite and foreign:
         raise InputError(
             f"{target}: contains files that are not part of the bundle; move them elsewhere:{listing(foreign)}"

@@ -125,6 +125,6 @@ def manifest_fault(data: dict[str, Any]) -> str | None:
         (_Bundle if data.get("method") == "mass" else _Checkpoint).model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part)[:80] for part in first["loc"])
+        where = ".".join(repr(str(part)[:80])[1:-1] for part in first["loc"])  # control characters as escapes
         return f"{where}: {first['msg']}" if where else str(first["msg"]).removeprefix("Value error, ")
     return None
