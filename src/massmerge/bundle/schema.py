@@ -80,7 +80,6 @@ class _Manifest(_Part):
         if missing:
             raise ValueError(f"does not list {', '.join(missing[:5])}")
 
-
     def _refuse_places(self) -> None:
         """Refuse names that are one place to some file system, or a file and a folder at once."""
         places = {PurePosixPath(name.lower()) for name in self.files}

@@ -39,7 +39,9 @@ def place_for(folder: Path, name: str) -> Path:
     """
     target = folder / name
     if target.parent.resolve() != target.parent:
-        raise InputError(f"{target.parent}: is, or lies behind, a link. Remove it, or set MASS_CACHE to a folder of yours.")
+        raise InputError(
+            f"{target.parent}: is, or lies behind, a link. Remove it, or set MASS_CACHE to a folder of yours."
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
 
