@@ -113,14 +113,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     if data.get("sha256") != _manifest_sha256(data):
         raise InputError(f"{path}: its bytes have changed (SHA-256 differs). Merge again, or copy the bundle again.")
+    files = data.get("files")
+    root = folder.resolve()
+    for name in files if isinstance(files, dict) else ():
+        if not _inside(root, name):
+            raise InputError(f"{path}: names {name!r}, which is outside of the bundle. Do not use this bundle.")
     if fault := manifest_fault(data):
         raise InputError(
             f"{path}: not a valid manifest: {fault}. Do not use it; merge again, or copy the bundle again."
         )
-    root = folder.resolve()
-    for name in data["files"]:
-        if not _inside(root, name):
-            raise InputError(f"{path}: names {name!r}, which is outside of the bundle. Do not use this bundle.")
     for place in (place for place in map(PurePosixPath, data["files"]) if place.name in CONFIGS):
         refuse_code(folder / place.parent, [place.name])
     return data

@@ -11,7 +11,10 @@ def stays_inside(root: Path, name: str) -> bool:
 
     The hub's cache is the one exception: there a snapshot's files are links to where it keeps the contents of all of them.
     """
-    place = os.path.realpath(root / name)  # Path.resolve makes two paths more, which shows with thousands of files
+    try:
+        place = os.path.realpath(root / name)  # Path.resolve makes two paths more, which shows with thousands of files
+    except UnicodeEncodeError:  # of characters that no name can have
+        return False
     return place.startswith(f"{root}{os.sep}") or Path(place).parent == hub_blobs(root)
 
 
