@@ -89,6 +89,8 @@ class Hub:
         self.asked: list[str] = []
         self.failing: list[tuple[str, int]] = []
         """What is refused once: a part of `METHOD /path`, and the status."""
+        self.says = "refused for a test"
+        """What such an answer says."""
         self.cut: dict[str, int] = {}
         """Downloads of LFS objects that break off once after so many bytes, by a part of the path."""
 
@@ -141,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
             for fault in list(self.hub.failing):
                 if fault[0] in asked:
                     self.hub.failing.remove(fault)
-                    raise Refused(fault[1], message="refused for a test")
+                    raise Refused(fault[1], message=self.hub.says)
             for (method, pattern), answer in ROUTES.items():
                 found = re.fullmatch(pattern, path)
                 if found and self.command in method.split():

@@ -132,6 +132,15 @@ def test_without_a_token_a_push_says_how_to_log_in(hub, bundle, tmp_path, monkey
     assert result.exit_code == 2 and "hf auth login" in result.stderr and "HF_TOKEN" in result.stderr
 
 
+@pytest.mark.parametrize("said", [f"bad Bearer {TOKEN}", "no such token: hf_" + "a1B2" * 8])
+def test_a_token_that_the_hub_sends_back_is_not_shown(hub, bundle, said):
+    hub.says = said
+    hub.failing.append(("POST /api/repos/create", 403))
+    result = run("push", bundle, NAME)
+    assert result.exit_code == 2 and "the hub refused" in result.stderr
+    assert TOKEN not in result.stderr and "a1B2" not in result.stderr and "…" in result.stderr
+
+
 def test_a_dry_run_sends_nothing(hub, bundle):
     result = run("push", bundle, NAME, "--dry-run", "--json")
     said = json.loads(result.stdout)

@@ -108,7 +108,7 @@ def test_what_a_head_cannot_read_through_is_refused_with_the_remedy(tmp_path, mo
         massmerge.merge(write_recipe(tmp_path), tmp_path / "bundle")
 
 
-@pytest.mark.parametrize("path", ["../elsewhere", "/etc"])
+@pytest.mark.parametrize("path", ["../elsewhere", "/etc", "n" * 5000], ids=["up", "root", "long"])
 def test_modules_outside_of_the_folder_are_refused(tmp_path, path):
     write_pair(tmp_path)
     (tmp_path / "expert" / "modules.json").write_text(json.dumps([{"type": KINDS + "Transformer", "path": path}]))

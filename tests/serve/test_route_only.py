@@ -136,6 +136,9 @@ def test_errors_of_the_upstream_come_back_in_openais_shape(proxy):
     [
         (CHAT, b"{", (400, "bad_json")),
         (CHAT, b"[]", (400, "invalid")),
+        (CHAT, b'{"messages": [{"role": "user", "content": "topic"}], "temperature": NaN}', (400, "bad_json")),
+        (CHAT, b'{"messages": [{"role": "user", "content": "topic"}], "temperature": 1e999}', (400, "bad_json")),
+        (CHAT, b'{"messages": [{"role": "user", "content": "topic"}], "a": [{"b": -1e999}]}', (400, "bad_json")),
         (CHAT, b'{"messages": 1}', (400, "invalid")),
         (CHAT, b'{"messages": []}', (400, "unreadable")),
         (CHAT, b'{"messages": [{"role": "user", "content": "none"}]}', (400, "no_task")),

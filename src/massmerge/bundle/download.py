@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from massmerge.bundle.card import card_entry
-from massmerge.bundle.layout import CARD, MANIFEST, MOVED, hub_blobs, work_folder
+from massmerge.bundle.layout import CARD, MANIFEST, MOVED, work_folder
 from massmerge.bundle.manifest import find_damage, read_manifest, sign_manifest
 from massmerge.bundle.stored import cached_bundle
 from massmerge.bundle.work_folder import WorkFolder, in_words
 from massmerge.errors import DamageError, InputError, listing
 from massmerge.io.addresses import hub_id, is_address
 from massmerge.io.hub import client_options, hub_errors, is_repository, split_revision
+from massmerge.io.links import hub_blobs
 from massmerge.io.remote_cache import in_cache
 
 

@@ -64,10 +64,3 @@ def holds_tensors(name: str) -> bool:
 def holds_base(files: Container[str]) -> bool:
     """Whether a bundle with these files holds its base's weights, in one file or in several."""
     return BASE_WEIGHTS in files or BASE_INDEX in files
-
-
-def hub_blobs(folder: Path) -> Path | None:
-    """Where the hub's cache keeps the contents of files, if the folder is a snapshot of that cache."""
-    snapshots = folder.resolve().parent
-    blobs = snapshots.parent / "blobs"
-    return blobs if snapshots.name == "snapshots" and blobs.is_dir() else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,7 +19,6 @@ from massmerge.bundle.layout import (
     MOVED,
     SHARDED_FORMAT,
     holds_tensors,
-    hub_blobs,
     work_folder,
 )
 from massmerge.bundle.schema import manifest_fault
@@ -28,6 +26,7 @@ from massmerge.errors import InputError
 from massmerge.io.checksums import file_sha256, xxh128_of
 from massmerge.io.durable import write_text
 from massmerge.io.json_file import read_json
+from massmerge.io.links import hub_blobs, stays_inside
 from massmerge.io.shards import INDEX, WEIGHTS
 from massmerge.io.tensor_file import read_header
 from massmerge.io.untrusted import CONFIGS, refuse_code
@@ -129,15 +128,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _inside(root: Path, name: str) -> bool:
-    """Whether a name in a manifest is a path within the folder `root`, itself no link, after symbolic links too.
-
-    The hub's cache is the one exception: there a snapshot's files are links to where it keeps the contents of all of them.
-    """
+    """Whether a name in a manifest is a path within the folder `root`, itself no link, on every system."""
     parts = PurePosixPath(name)
     if parts.is_absolute() or ".." in parts.parts or "\\" in name or "\0" in name:
         return False
-    place = os.path.realpath(root / name)  # Path.resolve makes two paths more, which shows with thousands of files
-    return place.startswith(f"{root}{os.sep}") or Path(place).parent == hub_blobs(root)
+    return stays_inside(root, name)
 
 
 def find_damage(
@@ -168,7 +163,7 @@ def find_damage(
         elif sums and path.suffix == ".safetensors":
             faults += _header_faults(folder, name)
     # Libraries that load a tokenizer or a model read whatever lies in its folder.
-    loaded = (p for part in LOADED for p in sorted((folder / part).rglob("*")) if p.is_file())
+    loaded = (p for part in LOADED for p in sorted((folder / part).rglob("*")) if p.is_file() or p.is_symlink())
     names = (path.relative_to(folder).as_posix() for path in loaded)
     return faults + [f"{name}: not in the manifest; remove it" for name in names if name not in manifest["files"]]
 

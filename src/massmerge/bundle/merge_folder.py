@@ -18,6 +18,7 @@ from massmerge.bundle.manifest import find_damage, read_manifest
 from massmerge.bundle.parts import Parts, forget_headers
 from massmerge.bundle.work_folder import Busy, WorkFolder, in_words
 from massmerge.errors import InputError, listing
+from massmerge.io.durable import write_text
 from massmerge.io.sealed import key_of
 
 _MARK, _PARTS = "fingerprint", "parts"
@@ -56,7 +57,7 @@ class MergeFolder(WorkFolder):
         mark, parts = self.path / _MARK, self.path / _PARTS
         if parts.exists() and not (mark.is_file() and mark.read_text(encoding="utf-8") == self._fingerprint):
             shutil.rmtree(parts)
-        mark.write_text(self._fingerprint, encoding="utf-8")
+        write_text(mark, self._fingerprint)
         parts.mkdir(exist_ok=True)
         found = sorted(parts.iterdir())
         with ThreadPoolExecutor() as pool:
@@ -115,7 +116,8 @@ def refuse_target(target: Path, fingerprint: str, *, overwrite: bool) -> bool:
         ) from None
     named = {target / MANIFEST, *(target / name for name in manifest["files"])}
     named |= {target / name for name in LEFT_OVER}
-    foreign = [p.relative_to(target).as_posix() for p in sorted(target.rglob("*")) if not p.is_dir() and p not in named]
+    held = (p for p in sorted(target.rglob("*")) if p.is_symlink() or not p.is_dir())
+    foreign = [p.relative_to(target).as_posix() for p in held if p not in named]
     if overwrite and foreign:
         raise InputError(
             f"{target}: contains files that are not part of the bundle; move them elsewhere:{listing(foreign)}"

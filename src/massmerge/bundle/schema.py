@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from massmerge.bundle.layout import (
     BASE_CONFIG,
     FORMAT_VERSION,
+    MANIFEST,
     RECIPE,
     STATIC_RECIPE,
     STATISTICS,
@@ -26,7 +27,8 @@ _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Name = Annotated[str, Field(max_length=10_000)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
-_FileName = Annotated[str, Field(min_length=1, max_length=250)]
+# Control characters would reach terminals; behind a colon Windows has drives and streams.
+_FileName = Annotated[str, Field(max_length=250, pattern=r"^[^\x00-\x1f\x7f:]+$")]
 
 
 class _Part(BaseModel):
@@ -70,12 +72,20 @@ class _Manifest(_Part):
     def refuse_names(self, names: list[str], needed: list[str]) -> None:
         """Refuse tasks that are no folder names, files of other kinds than ours, and a lack of files that are needed."""
         refuse_same_names(map(task_name, names))
+        self._refuse_places()
         other = [n for n in self.files if PurePosixPath(n).suffix not in _KINDS or PurePosixPath(n).name in _NOT_OURS]
         if other:
             raise ValueError(f"lists {', '.join(other[:5])}, which a bundle does not contain")
         missing = [name for name in needed if name not in self.files]
         if missing:
             raise ValueError(f"does not list {', '.join(missing[:5])}")
+
+    def _refuse_places(self) -> None:
+        """Refuse names that are one place to some file system, or a file and a folder at once."""
+        places = {PurePosixPath(name.lower()) for name in self.files}
+        above = {folder for place in places for folder in place.parents}
+        if len(places) < len(self.files) or places & above or PurePosixPath(MANIFEST) in places:
+            raise ValueError("lists two files at one place")
 
 
 class _Bundle(_Manifest):
@@ -114,6 +124,6 @@ def manifest_fault(data: dict[str, Any]) -> str | None:
         (_Bundle if data.get("method") == "mass" else _Checkpoint).model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part)[:80] for part in first["loc"])
+        where = ".".join(repr(str(part)[:80])[1:-1] for part in first["loc"])  # control characters as escapes
         return f"{where}: {first['msg']}" if where else str(first["msg"]).removeprefix("Value error, ")
     return None

@@ -19,7 +19,7 @@ from massmerge.io.checksums import file_sha256
 from massmerge.io.durable import drafted
 from massmerge.io.json_file import parse_json
 from massmerge.io.remote import download, look_up, put, remove
-from massmerge.io.remote_cache import cache_folder, staging_path
+from massmerge.io.remote_cache import cache_folder, place_for, staging_path
 
 _MANIFEST_LIMIT = 100_000_000  # bytes
 
@@ -44,6 +44,8 @@ def cached_bundle(address: str) -> Path:
             if not (folder / MANIFEST).is_file():
                 _fetch_files(address, folder, manifest["files"])
                 (draft / MANIFEST).replace(folder / MANIFEST)
+        if read_manifest(folder)["sha256"] != manifest["sha256"]:
+            raise DamageError(f"{folder}: holds another bundle than its name says. Delete this folder.")
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
@@ -60,10 +62,9 @@ def _fetch_manifest(address: str, folder: Path) -> None:
 
 def _fetch_files(address: str, folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     for name, entry in files.items():
-        target = folder / name
+        target = place_for(folder, name)
         if target.is_file() and target.stat().st_size == entry["bytes"] and file_sha256(target) == entry["sha256"]:
             continue  # of a download that was interrupted
-        target.parent.mkdir(parents=True, exist_ok=True)
         found = look_up(join(address, name))
         if found is None or found.size != entry["bytes"]:
             held = "missing" if found is None else f"{found.size} bytes, should be {entry['bytes']}"

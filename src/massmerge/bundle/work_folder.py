@@ -51,10 +51,12 @@ class WorkFolder:
 
         Raises:
             Busy: another command holds it.
+            MassError: it is a link, or holds one: its files would be written, and removed, elsewhere.
         """
         lock = FileLock(self.path / _LOCK, timeout=0)
         self.path.mkdir(parents=True, exist_ok=True)
         try:
+            self._refuse_links()
             lock.acquire()
         except (Timeout, FileNotFoundError):  # not found: the other one has just removed the folder
             raise Busy(
@@ -66,6 +68,11 @@ class WorkFolder:
         finally:
             lock.release()
             self._remove_empty()
+
+    def _refuse_links(self) -> None:
+        for path in (self.path, *self.path.iterdir()):
+            if path.is_symlink():
+                raise MassError(f"{path}: is a link, which no command makes here. Remove it.")
 
     def _put_back(self) -> None:
         """Restore what an interrupted command had moved aside."""

@@ -8,7 +8,7 @@ from massmerge.errors import InputError
 from massmerge.io.json_file import read_json
 
 MODULES = "modules.json"
-_MOST_MODULES = 100
+_MOST_MODULES, _LONGEST_PATH = 100, 250
 
 
 def backbone_folder(folder: Path) -> Path:
@@ -38,6 +38,7 @@ def read_modules(path: Path) -> list[tuple[str, str]]:
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise InputError(f"{path}: not a list of modules ({error!r}). Download or save it again.") from None
     places = [PurePosixPath(place) for _, place in found]
-    if not found or any(place.is_absolute() or ".." in place.parts or "\\" in str(place) for place in places):
+    elsewhere = (place.is_absolute() or ".." in place.parts or "\\" in str(place) for place in places)
+    if not found or any(elsewhere) or any(len(str(place)) > _LONGEST_PATH for place in places):
         raise InputError(f"{path}: names no modules, or a folder outside of its own. Download or save it again.")
     return found

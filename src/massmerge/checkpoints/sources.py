@@ -17,6 +17,7 @@ from massmerge.errors import InputError
 from massmerge.io.addresses import hub_id, is_address
 from massmerge.io.hub import first_line, split_revision
 from massmerge.io.json_file import read_object
+from massmerge.io.links import stays_inside
 from massmerge.io.remote import RemoteFile
 from massmerge.io.tensor_file import DTYPES, TensorInfo
 
@@ -73,18 +74,29 @@ class Source:
         return self.path if self.path is not None else next((path.parent for path in self.remote.values()), None)
 
     def file(self, name: str) -> Path | None:
-        """A file of the folder, or none."""
+        """A file of the folder, or none.
+
+        Raises:
+            InputError: it is a link that leaves the folder.
+        """
         if self.path is None:
             return self.remote.get(name)
         path = self.path / name
-        return path if self.path.is_dir() and path.is_file() else None
+        return self._own(path) if self.path.is_dir() and path.is_file() else None
 
     def around(self, name: str) -> Path | None:
         """A file of the folder that was named, or of a folder in it; none if it is not there."""
         folder = self.path if self.outer is None else self.outer
         if folder is None:
             return self.remote.get(name)
-        return folder / name if (folder / name).is_file() else None
+        return self._own(folder / name) if (folder / name).is_file() else None
+
+    def _own(self, path: Path) -> Path:
+        """A file of the folder that was named; what it is a link to elsewhere would get into what is made of it."""
+        root = self.path if self.outer is None else self.outer
+        if root is not None and not stays_inside(root.resolve(), str(path)):
+            raise InputError(f"{path}: is a link to a file outside of its folder. Put a copy in its place.")
+        return path
 
     def around_json(self, name: str) -> dict[str, Any]:
         """A JSON file of the folder that was named; empty if it is not there."""

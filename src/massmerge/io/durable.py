@@ -52,8 +52,9 @@ def write_text(path: Path, text: str) -> None:
 def sync_tree(folder: Path) -> None:
     """Bring every file and folder to the disk, so that a rename afterwards cannot come before them."""
     for place, _, names in os.walk(folder):
-        for name in names:
-            _sync(Path(place) / name)
+        for path in (Path(place) / name for name in names):
+            if not path.is_symlink():  # which may lead nowhere
+                _sync(path)
         sync_folder(Path(place))
 
 

@@ -11,6 +11,7 @@ from massmerge.errors import InputError, MassError
 
 _REPOSITORY = r"[\w-][\w.-]*/[\w-][\w.-]*"
 _REVISION = r"@[\w./-]+"
+_TOKEN = re.compile(r"(Bearer |hf_)(?!hub_)[\w.~+/=-]{8,}")
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
@@ -69,5 +70,5 @@ def _in_words(text: str, error: Exception) -> MassError:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what a library says."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """The first line of what a library says, without tokens: a server may send back the one that it was sent."""
+    return _TOKEN.sub(r"\1…", next(iter(str(error).strip().splitlines()), type(error).__name__))

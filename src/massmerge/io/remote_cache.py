@@ -31,6 +31,21 @@ def _root() -> Path:
     return Path(os.environ.get("MASS_CACHE") or "~/.cache/massmerge").expanduser().resolve()
 
 
+def place_for(folder: Path, name: str) -> Path:
+    """Where a file goes below a folder of the cache; the folders above it are there afterwards.
+
+    Raises:
+        InputError: a link on the way leads elsewhere, where nothing of ours belongs.
+    """
+    target = folder / name
+    if target.parent.resolve() != target.parent:
+        raise InputError(
+            f"{target.parent}: is, or lies behind, a link. Remove it, or set MASS_CACHE to a folder of yours."
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
 def staging_path(address: str) -> Path:
     """Where a result is made before it is sent to an address: the same for the same address, so that work resumes."""
     home = cache_folder("outputs") / hashlib.sha256(address.encode()).hexdigest()[:16]
@@ -53,9 +68,8 @@ def fetch(files: Mapping[str, RemoteFile], revision: str) -> Path:
     """The folder of the cache that holds these files under their names; what is there is not fetched again."""
     folder = cache_folder("files") / revision
     for name, file in files.items():
-        target = folder / name
+        target = place_for(folder, name)
         if not target.is_file() or target.stat().st_size != file.size:
-            target.parent.mkdir(parents=True, exist_ok=True)
             with drafted(target) as draft:
                 download(file, draft)
     return folder

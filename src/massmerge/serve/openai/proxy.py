@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from fastapi import Request
@@ -73,6 +74,7 @@ async def _model(
 def _object(body: bytes) -> dict[str, Any]:
     try:
         found = from_json(body, allow_inf_nan=False)
+        json.dumps(found, allow_nan=False)  # a number such as 1e999 is no name of infinity, and is read as it
     except ValueError:
         raise ServiceError(400, "bad_json", "The body is not valid JSON.") from None
     if not isinstance(found, dict):
