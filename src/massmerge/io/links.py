@@ -9,7 +9,7 @@ from pathlib import Path
 def stays_inside(root: Path, name: str) -> bool:
     """Whether a path from a folder, itself no link, lies within it after symbolic links too.
 
-    The hub's cache is the one exception: there the files of a snapshot are links to where it keeps the contents of all of them.
+    The one exception is the hub's cache, where the files of a snapshot are links to where the contents of all of them are kept.
     """
     try:
         place = os.path.realpath(root / name)  # Path.resolve makes two paths more, which shows with thousands of files
