@@ -9,7 +9,7 @@ from pathlib import Path
 def stays_inside(root: Path, name: str) -> bool:
     """Whether a path from a folder, itself no link, lies within it after symbolic links too.
 
-    The one exception is the hub's cache, where the files of a snapshot are links to where the contents of all of them are kept.
+    The one exception is the hub's cache: there the files of a snapshot are links to where the contents of all are kept.
     """
     try:
         place = os.path.realpath(root / name)  # Path.resolve makes two paths more, which shows with thousands of files
