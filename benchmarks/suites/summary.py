@@ -19,7 +19,7 @@ from benchmarks.suites.finetune import chance_of
 BASES = {
     "vision": "DINOv2 ViT-S/14 at 98 pixels",
     "text": "all-MiniLM-L6-v2, mean pooling",
-    "mpnet": "all-mpnet-base-v2, mean pooling, texts of at most 64 tokens",
+    "mpnet": "all-mpnet-base-v2, mean pooling, texts of at most 64 tokens, experts fine-tuned with products in bfloat16",
     "llm": "SmolLM2-135M-Instruct",
 }
 EXPERTS = {
