@@ -24,6 +24,14 @@ def test_plots_are_drawn_for_few_tasks_and_for_many(tmp_path, count):
     assert all((tmp_path / f"{name}.png").stat().st_size > 5000 for name in ("radar", "confusion", "residuals"))
 
 
+@pytest.mark.parametrize(("least", "shown"), [(0.2, False), (0.6, True)])
+def test_a_radar_that_does_not_begin_at_nothing_says_where_it_begins(least, shown):
+    (axes,) = plots.radar("abcd", {"bundle": [least, 0.9, 0.8, 1.0]}).axes
+    assert [text.get_text() for text in axes.texts if text.get_text() == f"{axes.get_ylim()[0]:g} %"] == [
+        "40 %"
+    ] * shown
+
+
 def test_bars_begin_at_nothing_however_close_they_are():
     figure = ranked_bars({"mass": (0.973, 0.01), "ties": (0.961, 0.02)}, "mass")
     (axes,) = figure.axes

@@ -37,6 +37,9 @@ def radar(tasks: Sequence[str], series: Mapping[str, Sequence[float]]) -> Any:
     axes.set_yticks(rings, [f"{ring:g} %" for ring in rings], fontsize=8, color=QUIET, zorder=5)
     for label in axes.get_yticklabels():
         label.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6})
+    if floor:  # a reader must see that the area does not begin at nothing
+        box = {"facecolor": "white", "edgecolor": QUIET, "boxstyle": "round,pad=0.25", "linewidth": 0.8}
+        axes.text(0, floor, f"{floor:g} %", ha="center", va="center", fontsize=8, color=INK, zorder=5, bbox=box)
     axes.grid(color=FAINT, linewidth=0.9)
     axes.spines["polar"].set_color(FAINT)
     looks = [(BLUE, "-", 2.4), (ORANGE, (0, (4, 2)), 1.6), (GREEN, (0, (1, 1.5)), 1.6)]
