@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from benchmarks.suites.fetch import cache_root
-from benchmarks.suites.summary import SEEDS, write_summary
+from benchmarks.suites.summary import SEEDS, rung_rows, write_summary
 from massmerge import __version__
 from massmerge.errors import InputError, MassError
 
@@ -40,7 +40,7 @@ COMPARED_ROWS = 60  # of each task, for the methods that a sceptic asks for
 EVERY_ROWS = 25  # where all two dozen methods answer, some of them after training
 EVERY_METHOD = ("text", "core")
 INPUTS_PER_TASK = ("0", "16", "64", "400")
-RUNG_ROWS = 200
+FEW_INPUTS = {"mpnet": 2}  # of these, where a row takes long
 OWN_TABLES = ("llm",)  # suites whose tables come from scripts of their own
 
 
@@ -177,10 +177,11 @@ def rungs(suite: Suite, batch: Batch, options: argparse.Namespace) -> None:
     recipe, suite_file = suite.write_files(batch)
     out, bundle = suite.folder / "compare" / f"{batch.name}-rungs.json", _bundle(suite, batch)
     out.parent.mkdir(exist_ok=True)
-    rows = str(QUICK_ROWS if options.quick else RUNG_ROWS)
+    rows = str(QUICK_ROWS if options.quick else rung_rows(suite.name))
+    counts = INPUTS_PER_TASK[: FEW_INPUTS.get(suite.name)]
     _once(out.with_suffix(".key"), out, [suite_file, bundle / "mass.json"], options.again, lambda: _python(
         "benchmarks.ladder", bundle, suite_file, suite.folder / "data", "--recipe", recipe, "--out", out,
-        "--limit", rows, "--count", *INPUTS_PER_TASK,
+        "--limit", rows, "--count", *counts,
     ))  # fmt: skip
 
 

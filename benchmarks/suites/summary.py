@@ -51,7 +51,7 @@ def write_summary(folder: Path, name: str, target: Path | None = None) -> Path:
             continue
         lines += _bundle(result)
         lines += _compared(folder / "compare" / result.parent.name)
-        lines += _rungs(folder / "compare" / f"{result.parent.name}-rungs.json")
+        lines += _rungs(folder / "compare" / f"{result.parent.name}-rungs.json", rung_rows(name))
         lines += _pictures(result.parent, path, name)
     lines += _seeds([results[one] for one in ("core", *SEEDS) if one in results])
     for experts, title in EXPERTS.items():
@@ -182,7 +182,12 @@ def _figure(found: dict[str, Any] | None) -> str:
     return _share(found["normalised"]) if found else ""
 
 
-def _rungs(path: Path) -> list[str]:
+def rung_rows(suite: str) -> int:
+    """How many rows per task answer what a calibration is worth."""
+    return 100 if suite == "mpnet" else 200
+
+
+def _rungs(path: Path, rows_per_task: int) -> list[str]:
     """What routing reaches with inputs of the tasks, and in the paper's setting."""
     if not path.is_file():
         return []
@@ -191,7 +196,8 @@ def _rungs(path: Path) -> list[str]:
         for rung in _read(path)
     ]
     words = (
-        "With unlabelled inputs of each task (`mass calibrate`), and in the paper's setting; up to 200 rows per task:"
+        "With unlabelled inputs of each task (`mass calibrate`), and in the paper's setting; up to "
+        f"{rows_per_task} rows per task:"
     )
     return [words, "", *_table(["router", "size, times the base", "routing", "accuracy", "normalised"], rows)]
 

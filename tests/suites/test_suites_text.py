@@ -374,7 +374,7 @@ def test_the_page_shows_what_calibration_and_the_papers_setting_reach(tmp_path):
     shares = {"routing": 0.8, "strict": 0.7, "normalised": 0.75, "times_the_base": 2.0}
     rungs = [{"count": 16, "kind": "prototype", **shares}, {"count": 0, "kind": "paper", **shares}]
     (tmp_path / "rungs.json").write_text(json.dumps(rungs))
-    text = "\n".join(summary._rungs(tmp_path / "rungs.json"))
+    text = "\n".join(summary._rungs(tmp_path / "rungs.json", 200))
     assert "| 16 inputs per task (prototype) | 2.00 | 80.0 | 70.0 | 75.0 |" in text
     assert "| no inputs, the paper's setting | 2.00 |" in text
 
