@@ -172,3 +172,4 @@ def test_links_in_a_bundle_are_somebody_s_files_and_are_not_replaced(bundle, vic
 def test_a_link_that_leads_nowhere_is_no_matter_for_a_folder_that_is_brought_to_the_disk(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
     sync_tree(tmp_path)
+    assert (tmp_path / "link").is_symlink() and not (tmp_path / "nothing").exists()

@@ -18,7 +18,6 @@ from massmerge.bundle.manifest import find_damage, read_manifest
 from massmerge.bundle.parts import Parts, forget_headers
 from massmerge.bundle.work_folder import Busy, WorkFolder, in_words
 from massmerge.errors import InputError, listing
-from massmerge.io.durable import write_text
 from massmerge.io.sealed import key_of
 
 _MARK, _PARTS = "fingerprint", "parts"
@@ -55,9 +54,10 @@ class MergeFolder(WorkFolder):
 
     def _begin(self) -> None:
         mark, parts = self.path / _MARK, self.path / _PARTS
-        if parts.exists() and not (mark.is_file() and mark.read_text(encoding="utf-8") == self._fingerprint):
-            shutil.rmtree(parts)
-        write_text(mark, self._fingerprint)
+        if not (mark.is_file() and mark.read_text(encoding="utf-8") == self._fingerprint):
+            if parts.exists():
+                shutil.rmtree(parts)
+            mark.write_text(self._fingerprint, encoding="utf-8")
         parts.mkdir(exist_ok=True)
         found = sorted(parts.iterdir())
         with ThreadPoolExecutor() as pool:
